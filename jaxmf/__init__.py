@@ -17,6 +17,7 @@ _PUBLIC = {
     "VonMisesFisher": "laws",
     "Mixture": "laws",
     "Tokens": "laws",
+    "load_tokens": "laws",
     # fields
     "SoftmaxAttention": "fields",
     "UnnormalisedAttention": "fields",

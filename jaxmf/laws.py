@@ -7,6 +7,9 @@ which is what the low-temperature limit needs.
 
 import abc
 import math
+import os
+import zipfile
+from pathlib import Path
 
 import equinox as eqx
 import jax
@@ -247,6 +250,59 @@ class Tokens(AbstractLaw):
         shadow = sphere.norm(jnp.matmul(self.measure.points, basis, precision="highest"))
         present = self.measure.weights > 0
         return math.inf if bool(jnp.all((shadow > 0) | ~present)) else 0.0
+
+
+def load_tokens(path: str | os.PathLike) -> Tokens:
+    """The law of the tokens in a file, each row normalised to the sphere.
+
+    A `.npy` file holds the rows (n, d); a `.npz` file holds them as `points`, and may hold `weights`
+    (normalised here) and `labels`.
+
+    **Raises:** `InputError` for a file that is missing, not of this form, or with rows that are not
+    finite or are zero.
+    """
+    path = Path(path)
+    try:
+        content = np.load(path, allow_pickle=False)
+    except FileNotFoundError:
+        raise InputError(f"token file {path} does not exist") from None
+    except (OSError, ValueError, EOFError, zipfile.BadZipFile):
+        raise InputError(f"token file {path} is not a .npy or .npz file of numbers") from None
+    if isinstance(content, np.ndarray):
+        arrays = {"points": content}
+    else:
+        with content:
+            arrays = dict(content)
+    if "points" not in arrays:
+        found = ", ".join(sorted(arrays)) or "nothing"
+        raise InputError(f"token file {path} has no array `points` (it has {found})")
+    points = arrays["points"]
+    if points.dtype.kind not in "fiu":
+        raise InputError(f"token file {path} holds {points.dtype}, not real numbers")
+    if points.ndim != 2 or points.shape[0] < 1 or points.shape[1] < 2:
+        raise InputError(
+            f"token file {path} has shape {points.shape}; it must be (n, d) with d ≥ 2"
+        )
+    points = points.astype(np.float64)
+    # Scaled by the largest entry first, so that the length neither overflows nor underflows.
+    largest = np.max(np.abs(points), axis=1, keepdims=True)
+    for bad, what in ((~np.isfinite(largest), "not finite"), (largest == 0, "zero")):
+        if np.any(bad):
+            raise InputError(f"token file {path}: row {np.flatnonzero(bad)[0]} is {what}")
+    points = points / largest
+    points /= np.linalg.norm(points, axis=1, keepdims=True)
+    weights = arrays.get("weights")
+    if weights is not None:
+        weights = np.asarray(weights, np.float64)
+        if weights.shape != points.shape[:1] or not np.all(weights >= 0) or not weights.sum() > 0:
+            raise InputError(
+                f"token file {path}: weights must be {len(points)} numbers ≥ 0, not all zero"
+            )
+        weights = weights / weights.sum()
+    try:
+        return Tokens(jnp.asarray(points, dtype=float), weights, arrays.get("labels"))
+    except InputError as error:
+        raise InputError(f"token file {path}: {error}") from None
 
 
 def nodes(dimension: int, count: int) -> Float[Array, "count d"]:
