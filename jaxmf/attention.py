@@ -1,4 +1,4 @@
-"""One attention head as the mathematics sees it: B = QᵀK, V, and what biases leave of themselves."""
+"""One attention head as the mathematics sees it: B = QᵀK, V, and what is left of its biases."""
 
 import equinox as eqx
 import jax
@@ -108,7 +108,8 @@ def _vector(name: str, value: ArrayLike, size: int) -> Array:
 
 
 def _finite(name: str, value: ArrayLike) -> Array:
-    value = jnp.asarray(value)
+    with np.errstate(over="ignore"):  # what overflows in float32 is found below
+        value = jnp.asarray(value)
     if not jnp.issubdtype(value.dtype, jnp.floating):
         value = value.astype(float)
     if not isinstance(value, jax.core.Tracer):

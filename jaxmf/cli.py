@@ -3,11 +3,9 @@
 JAX and all that needs it are imported inside the commands, so that help is instant.
 """
 
-import contextlib
 import os
 import sys
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -43,7 +41,7 @@ def run(
     use_compilation_cache()
     loaded = experiments.load(config, set_ or [])
     folder = new_folder(loaded.experiment) if out is None else out
-    with progress() as monitor:
+    with ProgressBar() as monitor:
         result = experiments.run(loaded, folder, monitor)
     for line in summary_lines(result.summary):
         out_console.print(line, highlight=False)
@@ -79,7 +77,9 @@ def main() -> None:
     try:
         app()
     except (InputError, NonFiniteError) as error:
-        err_console.print(f"[bold red]error:[/] {escape(str(error))}", highlight=False, soft_wrap=True)
+        err_console.print(
+            f"[bold red]error:[/] {escape(str(error))}", highlight=False, soft_wrap=True
+        )
         sys.exit(2)
     except KeyboardInterrupt:
         err_console.print("interrupted; what was finished is kept", highlight=False)
@@ -114,33 +114,41 @@ def new_folder(experiment: str) -> Path:
     return folder
 
 
-@contextlib.contextmanager
-def progress() -> Iterator[Any]:
-    """A monitor that draws a progress bar on standard error."""
-    from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+class ProgressBar:
+    """A monitor that draws a progress bar on standard error, from the start of the work."""
 
-    columns = (
-        TextColumn("{task.description}"),
-        BarColumn(),
-        TextColumn("{task.completed}/{task.total}"),
-        TimeElapsedColumn(),
-        TextColumn("elapsed,"),
-        TimeRemainingColumn(),
-        TextColumn("to go"),
-    )
-    with Progress(*columns, console=err_console, transient=True) as bar:
+    def __init__(self):
+        self.bar = None
 
-        class Bar:
-            def start(self, total: int) -> None:
-                self.task = bar.add_task("compiling", total=total)
+    def __enter__(self):
+        return self
 
-            def advance(self, what: str) -> None:
-                bar.update(self.task, advance=1, description=what)
+    def __exit__(self, *exception):
+        if self.bar is not None:
+            self.bar.stop()
 
-            def keep(self, result: Any) -> None:
-                pass
+    def start(self, total: int) -> None:
+        from rich import progress
 
-        yield Bar()
+        self.bar = progress.Progress(
+            progress.TextColumn("{task.description}"),
+            progress.BarColumn(),
+            progress.MofNCompleteColumn(),
+            progress.TimeElapsedColumn(),
+            progress.TextColumn("elapsed,"),
+            progress.TimeRemainingColumn(),
+            progress.TextColumn("to go"),
+            console=err_console,
+            transient=True,
+        )
+        self.bar.start()
+        self.task = self.bar.add_task("compiling", total=total)
+
+    def advance(self, what: str) -> None:
+        self.bar.update(self.task, advance=1, description=what)
+
+    def keep(self, result: Any) -> None:
+        pass
 
 
 def summary_lines(summary: dict[str, Any]) -> list[str]:

@@ -62,7 +62,7 @@ class _FixedStep(AbstractMethod):
                 "the number of steps must be known when compiling: under jax.jit or a derivative "
                 "in time give the method `steps`, the number of steps between saved times"
             )
-        longest = float(np.max(np.asarray(intervals)))
+        longest = float(np.max(np.asarray(intervals), initial=0.0))
         return type(self)(steps=max(1, int(np.ceil(longest / self.step * (1 - 1e-6)))))
 
     def advance(self, field, mu, interval):
@@ -179,8 +179,7 @@ def flow(
     times = times if isinstance(times, jax.Array) else np.asarray(times, np.float64)
     intervals = times[None] if np.ndim(times) == 0 else times[1:] - times[:-1]
     _check_intervals(intervals)
-    if len(intervals):
-        method = method.resolve(intervals)
+    method = method.resolve(intervals)
     intervals = jnp.asarray(intervals, dtype)
     if np.ndim(times) == 0:
         mu = method.advance(field, mu, intervals[0])
@@ -192,9 +191,9 @@ def flow(
         moved = method.advance(field, mu.move(points), interval)
         return moved.points, keep(moved)
 
-    later = lax.scan(save, mu.points, intervals)[1] if len(intervals) else None
     first = jax.tree.map(lambda a: jnp.asarray(a)[None], keep(mu))
-    saved = jax.tree.map(lambda a, b: jnp.concatenate([a, b]), first, later) if later is not None else first
+    later = lax.scan(save, mu.points, intervals)[1]
+    saved = jax.tree.map(lambda a, b: jnp.concatenate([a, b]), first, later)
     return mu.move(saved) if observe is None else saved
 
 

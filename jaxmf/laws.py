@@ -152,7 +152,8 @@ class VonMisesFisher(AbstractLaw):
         v = self.dimension / 2 - 1
         if self.kappa == 0:
             return _log_area(self.dimension)
-        return (v + 1) * math.log(2 * math.pi) + _log_bessel(v, self.kappa) - v * math.log(self.kappa)
+        log_power = v * math.log(self.kappa)
+        return (v + 1) * math.log(2 * math.pi) + _log_bessel(v, self.kappa) - log_power
 
 
 class Mixture(AbstractLaw):
@@ -255,8 +256,8 @@ class Tokens(AbstractLaw):
 def load_tokens(path: str | os.PathLike) -> Tokens:
     """The law of the tokens in a file, each row normalised to the sphere.
 
-    A `.npy` file holds the rows (n, d); a `.npz` file holds them as `points`, and may hold `weights`
-    (normalised here) and `labels`.
+    A `.npy` file holds the rows (n, d); a `.npz` file holds them as `points`, and may hold
+    `weights` (normalised here) and `labels`.
 
     **Raises:** `InputError` for a file that is missing, not of this form, or with rows that are not
     finite or are zero.

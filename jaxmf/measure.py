@@ -1,4 +1,4 @@
-"""A measure μ = Σᵢ wᵢ δ_(xᵢ, ξᵢ): tokens on the sphere, their weights, and labels that never move."""
+"""A measure μ = Σᵢ wᵢ δ_(xᵢ, ξᵢ): tokens on the sphere, their weights, and labels at rest."""
 
 from collections.abc import Callable
 

@@ -104,7 +104,7 @@ def spectrum(attention: Attention, tolerance: float | None = None) -> Eigenspace
 
 
 class Finding(NamedTuple):
-    """One assumption: whether it holds (None where that is not known), and the numbers behind it."""
+    """One assumption: whether it holds (None where not known), and the numbers behind it."""
 
     name: str
     holds: bool | None

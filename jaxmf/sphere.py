@@ -33,7 +33,7 @@ def exp(x: Float[Array, "*n d"], v: Float[Array, "*n d"]) -> Float[Array, "*n d"
 
 
 def log(x: Float[Array, "*n d"], y: Float[Array, "*n d"]) -> Float[Array, "*n d"]:
-    """The tangent vector at x whose `exp` is y; zero where y = −x, which every direction reaches."""
+    """The tangent vector at x whose `exp` is y; zero for y = −x, which every direction reaches."""
     return distance(x, y)[..., None] * normalise(tangent(x, y - x))
 
 

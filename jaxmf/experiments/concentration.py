@@ -24,9 +24,17 @@ from ..measure import Measure
 from ..spectrum import Assumptions, Eigenspaces, assumptions, eigenspaces
 from ..transport import coupling, to_axis, wasserstein
 from ..transport.axis import on_axis
-from .config import AttentionConfig, Betas, ExperimentConfig, Law, Positive, TimeConfig, TokensConfig
+from .config import (
+    AttentionConfig,
+    Betas,
+    ExperimentConfig,
+    Law,
+    Positive,
+    TimeConfig,
+    TokensConfig,
+)
 from .inspect import assumptions_table, spectrum_table
-from .runner import CompileClock, Monitor, Result, stop_if_not_finite
+from .runner import CompileClock, Monitor, Result, on_sphere, stopped
 
 
 class Config(ExperimentConfig):
@@ -72,7 +80,8 @@ def build_law(config: Any) -> AbstractLaw:
 def build_measure(law: AbstractLaw, config: Any) -> Measure:
     """The config's tokens, drawn from the law."""
     tokens = config.tokens
-    if tokens.count is None and not (config.law.name == "file" and tokens.placement == "quadrature"):
+    given = config.law.name == "file" and tokens.placement == "quadrature"
+    if tokens.count is None and not given:
         raise InputError("config key tokens.count is missing; say how many tokens to place")
     try:
         if tokens.placement == "quadrature":
@@ -129,7 +138,7 @@ def run(prepared: Prepared, monitor: Monitor) -> Result:
 
     def observe(mu):
         seen = {
-            "finite": jnp.all(jnp.isfinite(mu.points)),
+            "finite": on_sphere(mu),
             "w2_coupling": coupling(mu, target),
             "overlap_m": prepared.spectrum.overlap(mu),
             "overlap_v": prepared.value_spectrum.overlap(mu),
@@ -163,8 +172,7 @@ def run(prepared: Prepared, monitor: Monitor) -> Result:
                 mu, seen = compiled(field, mu, interval)
                 if not seen["finite"]:
                     monitor.keep(result())
-                    saved = f"{j} of {len(times)} saved times of it were kept"
-                    stop_if_not_finite(False, t, beta, saved)
+                    raise stopped(t, beta, kept=j, of=len(times))
                 distance = w2(mu, seen)
                 monitor.advance("zero temperature" if beta is None else f"β = {beta:g}")
             if beta is None:
@@ -235,7 +243,7 @@ def _empty(prepared: Prepared, betas: list[float], times: np.ndarray) -> xr.Data
                 unknown(len(betas), *mu0.points.shape),
                 {"long_name": "tokens at the last time", "units": "1"},
             ),
-            "weight": ("token", np.asarray(mu0.weights), {"long_name": "token weights", "units": "1"}),
+            "weight": ("token", np.asarray(mu0.weights), {"long_name": "weights", "units": "1"}),
         },
         coords={
             "beta": ("beta", betas, {"long_name": "inverse temperature β", "units": "1"}),
@@ -273,8 +281,8 @@ def _summary(
         "dim_E": found.multiplicity,
         "rate_predicted": found.rate,
         "assumptions": {
-            finding.name: {"holds": finding.holds, "statement": finding.statement, **finding.numbers}
-            for finding in found.findings
+            name: {"holds": holds, "statement": statement, **numbers}
+            for name, holds, statement, numbers in found.findings
         },
         "w2_method": dataset["w2"].attrs["method"],
         "w2_epsilon": dataset["w2"].attrs["epsilon"],
@@ -304,8 +312,8 @@ def draw_distance(dataset: xr.Dataset) -> Any:
     # The predicted slope, drawn through the middle of the zero-temperature curve.
     middle = len(t) // 2
     if np.isfinite(zero[middle]) and zero[middle] > 0:
-        line = zero[middle] * np.exp(-rate * (t - t[middle]))
-        shown = line <= 1.1 * np.nanmax(zero)
+        shown = rate * (t - t[middle]) >= np.log(zero[middle] / (1.1 * np.nanmax(zero)))
+        line = zero[middle] * np.exp(-rate * np.where(shown, t - t[middle], 0))
         ax.plot(
             t[shown], line[shown], color="grey", linewidth=1, linestyle=":",
             label=f"predicted rate {rate:.3g}",
@@ -322,7 +330,8 @@ def draw_distance(dataset: xr.Dataset) -> Any:
 def draw_overlaps(dataset: xr.Dataset) -> Any:
     """The mass in every eigenspace of M (above) and of V (below) against time, for each β."""
     betas = dataset["beta"].values
-    figure, axes = plot.subplots(2, len(betas), (2.9 * len(betas) + 1.8, 5), sharex=True, sharey=True)
+    size = (2.9 * len(betas) + 1.8, 5)
+    figure, axes = plot.subplots(2, len(betas), size, sharex=True, sharey=True)
     for row, (name, matrix) in enumerate((("m", "M"), ("v", "V"))):
         values = dataset[f"eigenvalue_{name}"].values
         many = int(np.sum(np.isfinite(values)))

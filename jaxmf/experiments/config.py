@@ -28,7 +28,7 @@ class Model(pydantic.BaseModel):
 
 def _finite(value: float) -> float:
     if not math.isfinite(value):
-        raise ValueError(f"must be finite, not {value}")
+        raise ValueError(f"it must be finite, not {value}")
     return value
 
 
@@ -40,10 +40,8 @@ Count = Annotated[int, Field(ge=1)]
 def _matrix(value: Any) -> Any:
     if value == "identity":
         return value
-    if isinstance(value, dict) and list(value) == ["diag"]:
-        rows = [value["diag"]]
-    else:
-        rows = value
+    diagonal = isinstance(value, dict) and list(value) == ["diag"]
+    rows = [value["diag"]] if diagonal else value
     numbers = (int, float)
     if (
         not isinstance(rows, list)
@@ -51,11 +49,11 @@ def _matrix(value: Any) -> Any:
         or not all(isinstance(row, list) and row for row in rows)
         or not all(isinstance(x, numbers) and not isinstance(x, bool) for row in rows for x in row)
     ):
-        raise ValueError("must be a matrix: nested lists of numbers, {diag: [...]} or identity")
+        raise ValueError("it must be a matrix: nested lists of numbers, {diag: [...]} or identity")
     if len({len(row) for row in rows}) > 1:
-        raise ValueError(f"has rows of different lengths, {[len(row) for row in rows]}")
+        raise ValueError(f"it has rows of different lengths, {[len(row) for row in rows]}")
     if not all(math.isfinite(x) for row in rows for x in row):
-        raise ValueError("has entries that are not finite")
+        raise ValueError("it has entries that are not finite")
     return value
 
 
@@ -112,9 +110,7 @@ class FileLaw(Model):
         return laws.load_tokens(self.path)
 
 
-Law = Annotated[
-    UniformLaw | VonMisesFisherLaw | MixtureLaw | FileLaw, Field(discriminator="name")
-]
+Law = Annotated[UniformLaw | VonMisesFisherLaw | MixtureLaw | FileLaw, Field(discriminator="name")]
 
 
 class TokensConfig(Model):
@@ -139,7 +135,7 @@ class AttentionConfig(Model):
     def _one_way(self):
         apart = (self.query is not None, self.key is not None)
         if (self.key_query is None) != all(apart) or (self.key_query is not None and any(apart)):
-            raise ValueError("needs key_query (B = QᵀK), or both query and key, and not all three")
+            raise ValueError("it needs key_query (B = QᵀK), or query and key, and not all three")
         return self
 
     def arrays(self, dimension: int) -> tuple[np.ndarray, np.ndarray]:
@@ -194,7 +190,8 @@ class TimeConfig(Model):
     @pydantic.model_validator(mode="after")
     def _divides(self):
         if self.method != "adaptive" and self.steps % self.save:
-            below, above = self.steps - self.steps % self.save, -(-self.steps // self.save) * self.save
+            below = self.steps - self.steps % self.save
+            above = below + self.save
             right = f"{below} or {above}" if below else f"{above}"
             raise ValueError(
                 f"steps = {self.steps} is not a multiple of save = {self.save}; {right} would be"
@@ -364,9 +361,13 @@ def _sentence(error: pydantic.ValidationError, model: type[Model]) -> str:
     if kind == "missing":
         return f"config key {key} is missing"
     message = problem["msg"].removeprefix("Value error, ")
-    message = message.replace("Input should be", "must be").replace("Unable to extract tag", "needs")
+    message = message.replace("Input should be", "must be")
     if kind == "value_error":
-        return f"config key {key} {message}" if key else f"config: {message}"
+        return f"config key {key}: {message}" if key else f"config: {message}"
+    if kind == "too_short":
+        return f"config key {key} must have at least {problem['ctx']['min_length']} item(s)"
+    if kind == "model_type":
+        return f"config key {key} must hold keys and values, not {given!r}"
     if kind.startswith("union_tag"):
         return f"config key {key}.name must be one of: {', '.join(sorted(tags))}"
     return f"config key {key} {message[0].lower() + message[1:]}, not {given!r}"

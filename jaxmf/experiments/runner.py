@@ -1,8 +1,8 @@
 """Running an experiment into a folder: config.yaml, result.nc, summary.json and figures.
 
-Everything that can be wrong is found before the folder is made. While the run goes on the dataset is
-rewritten whole (to a temporary name, then renamed) as parts of it are finished, so that a kill at
-any moment leaves a readable file with all finished work.
+Everything that can be wrong is found before the folder is made. While the run goes on, the dataset
+is rewritten whole (to a temporary name, then renamed) as parts of it are finished, so that a kill
+at any moment leaves a readable file with all finished work.
 """
 
 import contextlib
@@ -17,12 +17,15 @@ from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import xarray as xr
 import yaml
+from jaxtyping import Array, Bool
 
-from .. import __version__
+from .. import __version__, sphere
 from ..errors import InputError, NonFiniteError
+from ..measure import Measure
 from .config import ExperimentConfig, module
 
 
@@ -149,7 +152,7 @@ def make_folder(folder: Path) -> None:
 
 
 def resolved(config: ExperimentConfig, command: str | None = None) -> str:
-    """The config with every default filled in, and where and with what it was run; itself a config."""
+    """The config with every default filled in, and what it was run with; itself a config."""
     packages = ("jax", "jaxlib", "equinox", "diffrax", "ott-jax", "numpy", "scipy")
     device = jax.devices()[0]
     provenance = {
@@ -191,11 +194,19 @@ def _plain(value: Any) -> Any:
     return value
 
 
-def stop_if_not_finite(finite: bool, t: float, beta: float | None, saved: str) -> None:
-    """**Raises:** `NonFiniteError` saying when and where the tokens stopped being finite."""
-    if not finite:
-        where = "zero temperature" if beta is None else f"beta = {beta:g}"
-        raise NonFiniteError(
-            f"the tokens are no longer finite at time {t:g}, {where}; {saved} "
-            "(smaller weights, smaller steps or precision: float64 may help)"
-        )
+def on_sphere(mu: Measure) -> Bool[Array, ""]:
+    """Whether every token is still a finite unit vector.
+
+    Overflow shows in either way: as NaN, or as a token of length zero (x/|x| with |x| = ∞).
+    """
+    return jnp.all(jnp.abs(sphere.norm(mu.points) - 1) < 0.01)
+
+
+def stopped(t: float, beta: float | None, kept: int, of: int) -> NonFiniteError:
+    """The error of a run whose tokens left the sphere at time t."""
+    where = "zero temperature" if beta is None else f"beta = {beta:g}"
+    return NonFiniteError(
+        f"the tokens stopped being finite before time {t:g} at {where}; {kept} of {of} saved times "
+        "there were kept, and all that was finished before; smaller weights, smaller steps or "
+        "precision: float64 may help"
+    )

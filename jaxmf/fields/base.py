@@ -49,7 +49,7 @@ def inverse_temperature(beta: ArrayLike) -> Float[Array, ""]:
     """β as an array leaf, checked where its value is known."""
     beta = jnp.asarray(beta, dtype=jnp.result_type(float, beta))
     if beta.ndim:
-        raise InputError(f"beta has shape {beta.shape}; a field takes one β (use jax.vmap for more)")
+        raise InputError(f"beta has shape {beta.shape}; a field takes one β (jax.vmap for more)")
     if not isinstance(beta, jax.core.Tracer) and not (np.isfinite(beta) and beta > 0):
         raise InputError(f"beta is {beta}; it must be finite and positive")
     return beta

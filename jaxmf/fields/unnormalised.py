@@ -13,9 +13,9 @@ from .base import AbstractField, inverse_temperature
 class UnnormalisedAttention(AbstractField):
     """v[μ](x) = P_x ∫ (Vy + b_v) e^{β(⟨Bᵀx + Kᵀb_q, y⟩ − offset)} dμ(y).
 
-    The offset only rescales time: **t here is e^{β·offset} times the t of the kernel e^{β⟨Bᵀx,y⟩}**.
-    With the default 1 and B = I the kernel is at most one. Where ‖B‖₂ > 1 and β is large, take
-    offset = ‖B‖₂, since e^{β(‖B‖₂ − 1)} overflows.
+    The offset only rescales time: **t here is e^{β·offset} times the t of the kernel
+    e^{β⟨Bᵀx,y⟩}**. With the default 1 and B = I the kernel is at most one. Where ‖B‖₂ > 1 and β is
+    large, take offset = ‖B‖₂, since e^{β(‖B‖₂ − 1)} overflows.
     """
 
     attention: Attention

@@ -46,7 +46,7 @@ class AbstractTilt(eqx.Module):
     def sum(
         self, u: Float[Array, "q d"], points: Float[Array, "n d"], log_weights: Float[Array, " n"]
     ) -> tuple[Float[Array, " q"], Float[Array, "q d"]]:
-        """(log F, m) for Σⱼ e^{log wⱼ} δ_{yⱼ}, whatever its total mass and for any points of R^d."""
+        """(log F, m) for Σⱼ e^{log wⱼ} δ_{yⱼ}, of any total mass, for any points of R^d."""
 
     @abc.abstractmethod
     def _exposed(

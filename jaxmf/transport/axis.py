@@ -10,9 +10,9 @@ from ..measure import Measure
 def to_axis(mu: Measure, nu: Measure) -> Float[Array, "*batch"]:
     """W₂(μ, ν) for ν = p δ_e + (1 − p) δ_{−e}: exact, in O(n log n), for any weights.
 
-    |x ∓ e|² = 2 ∓ 2⟨x, e⟩ is linear in ⟨x, e⟩, so the optimal plan sends the mass p with the largest
-    ⟨x, e⟩ to e, splitting at most one token, and the rest to −e. Differentiable in points, weights
-    and e; at W₂ = 0 the derivative is set to zero.
+    |x ∓ e|² = 2 ∓ 2⟨x, e⟩ is linear in ⟨x, e⟩, so the optimal plan sends the mass p with the
+    largest ⟨x, e⟩ to e, splitting at most one token, and the rest to −e. Differentiable in points,
+    weights and e; at W₂ = 0 the derivative is set to zero.
 
     **Arguments:** `mu`, any measure, batched or not; `nu`, a measure all of whose points are e or
     −e, as many as one likes (`on_axis` tells). e is taken to be its first point.
