@@ -25,15 +25,15 @@ _PUBLIC = {
     "HardmaxAttention": "fields",
     "HeadSum": "fields",
     # flows
-    "flow": "flow",
-    "Euler": "flow",
-    "Midpoint": "flow",
-    "RK4": "flow",
-    "Adaptive": "flow",
+    "flow": "flows",
+    "Euler": "flows",
+    "Midpoint": "flows",
+    "RK4": "flows",
+    "Adaptive": "flows",
     # spectra
-    "spectrum": "spectrum",
-    "eigenspaces": "spectrum",
-    "assumptions": "spectrum",
+    "spectrum": "spectra",
+    "eigenspaces": "spectra",
+    "assumptions": "spectra",
     # distances
     "wasserstein": "transport",
     "coupling": "transport",

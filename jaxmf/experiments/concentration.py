@@ -18,10 +18,10 @@ from .. import plot
 from ..attention import Attention
 from ..errors import InputError
 from ..fields import SoftmaxAttention, ZeroTemperature
-from ..flow import AbstractMethod
+from ..flows import AbstractMethod
 from ..laws import AbstractLaw
 from ..measure import Measure
-from ..spectrum import Assumptions, Eigenspaces, assumptions, eigenspaces
+from ..spectra import Assumptions, Eigenspaces, assumptions, eigenspaces
 from ..transport import coupling, to_axis, wasserstein
 from ..transport.axis import on_axis
 from .config import (

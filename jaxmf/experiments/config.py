@@ -15,7 +15,7 @@ from pydantic import AfterValidator, BeforeValidator, Field
 from .. import laws
 from ..attention import Attention
 from ..errors import InputError
-from ..flow import RK4, AbstractMethod, Adaptive, Euler, Midpoint
+from ..flows import RK4, AbstractMethod, Adaptive, Euler, Midpoint
 
 EXPERIMENTS = ("concentration", "pretrained")
 

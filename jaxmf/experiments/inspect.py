@@ -4,7 +4,7 @@ from collections.abc import Iterable
 
 from rich.table import Table
 
-from ..spectrum import Assumptions, Eigenspaces
+from ..spectra import Assumptions, Eigenspaces
 from .config import ExperimentConfig, module
 from .runner import precision
 

@@ -1,0 +1,1 @@
+"""Benchmarks: small scripts, each answering one question with ratios measured in one run."""
