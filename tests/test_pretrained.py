@@ -12,7 +12,7 @@ from scipy.special import erf
 
 from jaxmf import HeadSum, InputError, Measure, SoftmaxAttention, load_checkpoint
 from jaxmf.pretrained import head_table
-from jaxmf.spectrum import spectrum
+from jaxmf.spectra import spectrum
 
 pytest.importorskip("safetensors")
 tokenizers = pytest.importorskip("tokenizers")

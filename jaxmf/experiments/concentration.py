@@ -191,7 +191,7 @@ def run(prepared: Prepared, monitor: Monitor) -> Result:
 def _empty(prepared: Prepared, betas: list[float], times: np.ndarray) -> xr.Dataset:
     """The dataset before anything is known, labelled."""
     mu0, spaces = prepared.measure, (prepared.spectrum, prepared.value_spectrum)
-    count = max(len(space.bases) for space in spaces)
+    count = max(len(space.multiplicities) for space in spaces)
     shape = (len(betas), len(times))
     dtype = np.asarray(mu0.points).dtype
 
