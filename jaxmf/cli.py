@@ -11,6 +11,7 @@ from typing import Annotated, Any
 
 import typer
 from rich.console import Console
+from rich.table import Table
 
 app = typer.Typer(
     help="Mean-field transformer dynamics: measure what the theorems say.",
@@ -18,7 +19,9 @@ app = typer.Typer(
     add_completion=False,
     pretty_exceptions_enable=False,
 )
-out_console, err_console = Console(), Console(stderr=True)
+# A table in a file or a pipe is not cut to a terminal's 80 columns.
+out_console = Console(width=None if sys.stdout.isatty() else 120)
+err_console = Console(stderr=True)
 
 Override = Annotated[
     list[str] | None,
@@ -43,8 +46,7 @@ def run(
     folder = new_folder(loaded.experiment) if out is None else out
     with ProgressBar() as monitor:
         result = experiments.run(loaded, folder, monitor)
-    for line in summary_lines(result.summary):
-        out_console.print(line, highlight=False)
+    show_summary(result.summary)
     out_console.print(f"written to {folder}", highlight=False, soft_wrap=True)
 
 
@@ -72,6 +74,9 @@ def inspect(
 
 def main() -> None:
     """Bad input ends in one sentence and status 2, never in a traceback."""
+    # Before NumPy is imported: eigenproblems of a few hundred rows gain nothing from OpenBLAS's
+    # threads, which on a busy machine wait for each other and take forty times as long.
+    os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
     from .errors import InputError, NonFiniteError
 
     try:
@@ -151,17 +156,23 @@ class ProgressBar:
         pass
 
 
-def summary_lines(summary: dict[str, Any]) -> list[str]:
-    """The numbers of a summary that fit on a line each."""
-    lines = []
+def show_summary(summary: dict[str, Any]) -> None:
+    """The numbers of a summary, a line each; what is a list of runs, side by side."""
     for key, value in summary.items():
-        if isinstance(value, dict):
-            continue
         if hasattr(value, "tolist"):
             value = value.tolist()
-        if isinstance(value, float):
-            value = f"{value:.6g}"
-        elif isinstance(value, list):
-            value = ", ".join(f"{x:.6g}" if isinstance(x, float) else str(x) for x in value)
-        lines.append(f"{key:>20}  {value}")
-    return lines
+        if isinstance(value, list) and value and isinstance(value[0], dict):
+            table = Table(box=None, show_header=False, pad_edge=False)
+            table.add_column(justify="right", min_width=20)
+            for name in value[0]:
+                table.add_row(name, *(brief(row[name]) for row in value))
+            out_console.print(table, highlight=False)
+        elif not isinstance(value, dict):
+            items = value if isinstance(value, list) else [value]
+            line = f"{key:>20}  {', '.join(brief(item) for item in items)}"
+            out_console.print(line, highlight=False, soft_wrap=True)
+
+
+def brief(value: Any) -> str:
+    """A number in six digits; anything else as it is."""
+    return f"{value:.6g}" if isinstance(value, float) else "–" if value is None else str(value)

@@ -149,15 +149,15 @@ def assumptions(attention: Attention, law: AbstractLaw | None = None) -> Assumpt
 
     failures = []
     if rank < len(b):
-        failures.append(f"B is singular (rank {rank} of {len(b)})")
+        failures.append("B is singular")
     if spaces.asymmetry > eps ** (2 / 3):
-        failures.append(f"M = VBᵀ is not symmetric (‖M − Mᵀ‖/‖M‖ = {spaces.asymmetry:.3g})")
+        failures.append("M is not symmetric")
     if gap == 0:
         failures.append("the gap is zero")
     first = Finding(
         "A1",
         not failures,
-        "; ".join(failures) or "B is invertible, M = VBᵀ is symmetric, the gap is positive",
+        ", ".join(failures) or "B is invertible, M = VBᵀ is symmetric, the gap is positive",
         {
             "asymmetry": spaces.asymmetry,
             "cond_B": condition,

@@ -210,11 +210,12 @@ class TimeConfig(Model):
         return kind(steps=self.steps // self.save)
 
 
-def _listed(value: Any) -> Any:
+def listed(value: Any) -> Any:
+    """A single value as a list of one."""
     return value if isinstance(value, list) else [value]
 
 
-Betas = Annotated[list[Positive], Field(min_length=1), BeforeValidator(_listed)]
+Betas = Annotated[list[Positive], Field(min_length=1), BeforeValidator(listed)]
 
 
 class ExperimentConfig(Model):

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable
 
+from rich import box
 from rich.table import Table
 
 from ..spectra import Assumptions, Eigenspaces
@@ -20,7 +21,7 @@ def tables(source: ExperimentConfig | str) -> Iterable[Table]:
 
 def spectrum_table(title: str, spaces: Eigenspaces) -> Table:
     """Eigenvalues of the symmetric part, with their multiplicities."""
-    table = Table(title=title, title_justify="left")
+    table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False)
     for column in ("eigenspace", "eigenvalue", "multiplicity"):
         table.add_column(column, justify="right")
     rows = zip(spaces.eigenvalues, spaces.multiplicities, strict=True)
@@ -31,14 +32,21 @@ def spectrum_table(title: str, spaces: Eigenspaces) -> Table:
 
 def assumptions_table(found: Assumptions) -> Table:
     """The three assumptions of the concentration theorem, and what follows from them."""
-    table = Table(title="Assumptions of the concentration theorem", title_justify="left")
+    table = Table(
+        title="Assumptions of the concentration theorem",
+        title_justify="left",
+        box=box.SIMPLE_HEAD,
+        pad_edge=False,
+    )
     for column in ("assumption", "holds", "why", "numbers"):
         table.add_column(column)
     words = {True: "yes", False: "no", None: "unknown"}
     for finding in found.findings:
         numbers = ", ".join(f"{name} = {value:.4g}" for name, value in finding.numbers.items())
         table.add_row(finding.name, words[finding.holds], finding.statement, numbers)
-    table.add_section()
-    table.add_row("", "", f"gap γ = {found.gap:.6g}, dim E = {found.multiplicity}", "")
-    table.add_row("", "", f"predicted rate pγ/(2‖B‖₂) = {found.rate:.6g}", f"p = {found.moment:g}")
+    table.caption = (
+        f"gap γ = {found.gap:.6g}, dim E = {found.multiplicity}, predicted rate pγ/(2‖B‖₂) = "
+        f"{found.rate:.6g} with p = {found.moment:g}"
+    )
+    table.caption_justify = "left"
     return table
