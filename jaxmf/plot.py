@@ -1,7 +1,7 @@
 """What the figures share: style and colours."""
 
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import matplotlib as mpl
@@ -36,6 +36,6 @@ def subplots(rows: int, columns: int, size: tuple[float, float], **kwargs: Any):
     return figure, figure.subplots(rows, columns, squeeze=False, **kwargs)
 
 
-def sequence(count: int) -> Sequence[Any]:
+def sequence(count: int) -> list[Any]:
     """Colours for an ordered parameter (β, say), dark to light."""
-    return mpl.colormaps["viridis"](np.linspace(0.05, 0.85, count))
+    return list(mpl.colormaps["viridis"](np.linspace(0.05, 0.85, count)))

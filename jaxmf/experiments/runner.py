@@ -14,7 +14,7 @@ import time
 from collections.abc import Iterator
 from importlib import metadata
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 import jax
 import jax.numpy as jnp
@@ -36,6 +36,7 @@ class Result(NamedTuple):
     summary: dict[str, Any]
 
 
+@runtime_checkable
 class Monitor(Protocol):
     """Who watches a run."""
 
@@ -49,17 +50,8 @@ class Monitor(Protocol):
         """So much is finished, and should survive whatever comes."""
 
 
-class Silent:
+class Silent(Monitor):
     """A monitor that does nothing."""
-
-    def start(self, total):
-        pass
-
-    def advance(self, what):
-        pass
-
-    def keep(self, result):
-        pass
 
 
 class CompileClock:

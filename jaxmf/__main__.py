@@ -1,0 +1,5 @@
+"""`python -m jaxmf` is `jaxmf`."""
+
+from .cli import main
+
+main()
