@@ -34,7 +34,9 @@ def exp(x: Float[Array, "*n d"], v: Float[Array, "*n d"]) -> Float[Array, "*n d"
 
 def log(x: Float[Array, "*n d"], y: Float[Array, "*n d"]) -> Float[Array, "*n d"]:
     """The tangent vector at x whose `exp` is y; zero where y = −x, which every direction reaches."""
-    return distance(x, y)[..., None] * normalise(tangent(x, y - x))
+    # P_x y = P_x(y ∓ x), formed from the difference that is exactly zero where y = ±x.
+    pole = jnp.where(jnp.sum(x * y, axis=-1, keepdims=True) < 0, -x, x)
+    return distance(x, y)[..., None] * normalise(tangent(x, y - pole))
 
 
 def distance(x: Float[Array, "*n d"], y: Float[Array, "*n d"]) -> Float[Array, "*n"]:
