@@ -13,10 +13,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
-from jaxtyping import Array, ArrayLike, Float, PRNGKeyArray
+from jaxtyping import Array, Float, PRNGKeyArray
 from scipy import special
 
 from . import sphere
+from ._typing import ArrayLike
 from .errors import InputError
 from .measure import Measure
 

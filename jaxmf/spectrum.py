@@ -8,9 +8,10 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, ArrayLike, Float
+from jaxtyping import Array, Float
 
 from . import sphere
+from ._typing import ArrayLike
 from .attention import Attention
 from .errors import InputError
 from .laws import AbstractLaw
