@@ -11,7 +11,9 @@ import pytest
 jax.config.update("jax_enable_x64", True)
 
 # No deadline: the first example compiles. Few examples: each is an array, not a number.
-hypothesis.settings.register_profile("jaxmf", deadline=None, max_examples=15, derandomize=True)
+hypothesis.settings.register_profile(
+    "jaxmf", deadline=None, max_examples=15, derandomize=True, database=None
+)
 hypothesis.settings.load_profile("jaxmf")
 
 
