@@ -5,6 +5,8 @@ is evaluated against the measure; a flow carries the measure through time; dista
 """
 
 import importlib
+import sys
+import types
 
 # The public names and the modules they live in. They load on first use, so that the command line
 # can answer `--help` without importing JAX.
@@ -58,3 +60,17 @@ def __getattr__(name):
 
 def __dir__():
     return sorted({*globals(), *__all__})
+
+
+class _Package(types.ModuleType):
+    """Importing a submodule sets it as an attribute of the package. Where a public function has the
+    name of its module (`flow`, `spectrum`) the function must win, whatever was imported first.
+    """
+
+    def __setattr__(self, name, value):
+        if name in _PUBLIC and isinstance(value, types.ModuleType):
+            value = getattr(value, name)
+        super().__setattr__(name, value)
+
+
+sys.modules[__name__].__class__ = _Package
