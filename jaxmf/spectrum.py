@@ -62,7 +62,8 @@ class Eigenspaces(eqx.Module):
                     f"{len(lost)} tokens are orthogonal to E, where Π is not defined: indices "
                     f"{where}; move them, or draw the tokens with another seed or count"
                 )
-        return mu.move(jnp.matmul(shadow / length[..., None], self.dominant.T, precision="highest"))
+        image = jnp.matmul(shadow / length[..., None], self.dominant.T, precision="highest")
+        return mu.move(image.astype(mu.points.dtype))
 
     def overlap(self, mu: Measure) -> Float[Array, "*batch k"]:
         """Σᵢ wᵢ |P_E xᵢ|² for every eigenspace E; they sum to one."""
