@@ -72,7 +72,7 @@ class Uniform(AbstractLaw):
         return jnp.full(x.shape[:-1], -_log_area(self.dimension))
 
     def density_bounds(self):
-        return math.exp(-_log_area(self.dimension)), 0.0
+        return _exp(-_log_area(self.dimension)), 0.0
 
     def inverse_moment_limit(self, basis):
         return float(basis.shape[1])
@@ -139,8 +139,8 @@ class VonMisesFisher(AbstractLaw):
         kappa, top = self.kappa, self.kappa - self._log_normaliser()
         # The slope κ e^{κ cos θ} sin θ is steepest where cos θ = κ sin² θ.
         cosine = 2 * kappa / (1 + math.sqrt(1 + 4 * kappa**2))
-        slope = kappa * math.exp(top + kappa * (cosine - 1)) * math.sqrt(1 - cosine**2)
-        return math.exp(top - 2 * kappa), slope
+        slope = kappa * _exp(top + kappa * (cosine - 1)) * math.sqrt(1 - cosine**2)
+        return _exp(top - 2 * kappa), slope
 
     def inverse_moment_limit(self, basis):
         return float(basis.shape[1])
@@ -298,6 +298,11 @@ def _uniform_points(key: PRNGKeyArray, count: int, dimension: int) -> Float[Arra
 def _check_dimension(d: int) -> None:
     if d < 2:
         raise InputError(f"dimension is {d}; tokens need d ≥ 2")
+
+
+def _exp(x: float) -> float:
+    """e^x, infinite (not an OverflowError) where a density in high dimension exceeds every float."""
+    return math.exp(x) if x < 709 else math.inf
 
 
 def _log_area(d: int) -> float:
