@@ -103,16 +103,17 @@ class VonMisesFisher(AbstractLaw):
         """By rejection on ⟨m, x⟩ (Wood, 1994): exact for every κ and d."""
         d, kappa = self.dimension, self.kappa
         b = (d - 1) / (2 * kappa + math.hypot(2 * kappa, d - 1))
-        x0 = (1 - b) / (1 + b)
-        # 1 − x0² and, below, 1 − ⟨m, x⟩ are formed without cancellation: they are ~1/κ.
-        c = kappa * x0 + (d - 1) * math.log(4 * b / (1 + b) ** 2)
+        # Wood's acceptance ratio in terms of the drop 1 − ⟨m, x⟩ ~ 1/κ, divided by its value at the
+        # proposal's mode: nothing of size κ cancels, so that float32 does for every κ.
+        mode = 2 * b / (1 + b)
 
         def propose(state):
             key, drop, accepted = state
             key, beta_key, uniform_key = jax.random.split(key, 3)
             z = jax.random.beta(beta_key, (d - 1) / 2, (d - 1) / 2, (count,))
             new = 2 * b * z / (1 - (1 - b) * z)  # 1 − ⟨m, x⟩
-            log_ratio = kappa * (1 - new) + (d - 1) * jnp.log1p(-x0 * (1 - new)) - c
+            envelope = (1 + b) / 2 + (1 - b) * (1 + b) / (4 * b) * new
+            log_ratio = kappa * (mode - new) + (d - 1) * jnp.log(envelope)
             accept = jnp.log(jax.random.uniform(uniform_key, (count,))) <= log_ratio
             return key, jnp.where(accepted, drop, new), accepted | accept
 
