@@ -119,7 +119,7 @@ def test_uniform_law_is_a_ratio_of_bessel_functions(rng, d, kappa, dtype):
     """m(u) = A_d(|u|) u/|u| and F(u) = Γ(d/2)(2/|u|)^{d/2−1} I_{d/2−1}(|u|)."""
     e = sphere_points(rng, d)
     if d == 384:
-        points, weights = zonal_rule(e, 80)
+        points, weights = zonal_rule(e, 200)
     else:
         points, weights = uniform_rule(d, degree=40 if d == 5 else 80)
     mu = Measure(jnp.asarray(points, dtype), weights)
