@@ -107,11 +107,11 @@ def test_converges_to_zero_temperature_like_one_over_beta(rng, d):
     attention, mu = Attention(v, b), uniform_case(x, b, count=2000)
     x = jnp.asarray(x)
     limit = call(ZeroTemperature(attention), x, mu)
-    for beta in (50.0 * d, 200.0 * d):
+    for beta in (2000.0, 8000.0):
         loss = 1 - call(SoftmaxAttention(attention, beta), x, mu) / limit
-        first = (d - 1) / (2 * beta * np.linalg.norm(b.T @ x))
-        # The next term is smaller by (d − 3)/(4κ) < 1/200, κ = β|Bᵀx| ≥ β/2.
-        np.testing.assert_allclose(loss, np.full(d, first), rtol=0.01)
+        kappa = beta * np.linalg.norm(b.T @ x)
+        # The next term is (d − 3)/(4κ) of the first.
+        np.testing.assert_allclose(loss * 2 * kappa / (d - 1), np.ones(d), atol=d / (4 * kappa))
 
 
 @pytest.mark.parametrize(("d", "beta", "degree", "softmax"), GROWTH_RATE)
