@@ -16,9 +16,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
-from jaxtyping import Array, ArrayLike, Float, PyTree, Real
+from jaxtyping import Array, Float, PyTree, Real
 
 from . import sphere
+from ._typing import ArrayLike
 from .errors import InputError
 from .fields import AbstractField
 from .measure import Measure

@@ -16,10 +16,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
-from jaxtyping import Array, ArrayLike, Float, PRNGKeyArray
+from jaxtyping import Array, Float, PRNGKeyArray
 from scipy import special
 
 from . import sphere
+from ._typing import ArrayLike
 from .errors import InputError
 from .measure import Measure
 
@@ -108,16 +109,17 @@ class VonMisesFisher(AbstractLaw):
         """By rejection on ⟨m, x⟩ (Wood, 1994): exact for every κ and d."""
         d, kappa = self.dimension, self.kappa
         b = (d - 1) / (2 * kappa + math.hypot(2 * kappa, d - 1))
-        x0 = (1 - b) / (1 + b)
-        # 1 − x0² and, below, 1 − ⟨m, x⟩ are formed without cancellation: they are ~1/κ.
-        c = kappa * x0 + (d - 1) * math.log(4 * b / (1 + b) ** 2)
+        # Wood's acceptance ratio in terms of the drop 1 − ⟨m, x⟩ ~ 1/κ, divided by its value at the
+        # proposal's mode: nothing of size κ cancels, so that float32 does for every κ.
+        mode = 2 * b / (1 + b)
 
         def propose(state):
             key, drop, accepted = state
             key, beta_key, uniform_key = jax.random.split(key, 3)
             z = jax.random.beta(beta_key, (d - 1) / 2, (d - 1) / 2, (count,))
             new = 2 * b * z / (1 - (1 - b) * z)  # 1 − ⟨m, x⟩
-            log_ratio = kappa * (1 - new) + (d - 1) * jnp.log1p(-x0 * (1 - new)) - c
+            envelope = (1 + b) / 2 + (1 - b) * (1 + b) / (4 * b) * new
+            log_ratio = kappa * (mode - new) + (d - 1) * jnp.log(envelope)
             accept = jnp.log(jax.random.uniform(uniform_key, (count,))) <= log_ratio
             return key, jnp.where(accepted, drop, new), accepted | accept
 
@@ -145,9 +147,8 @@ class VonMisesFisher(AbstractLaw):
         top = kappa - self._log_normaliser() + _log_area(self.dimension)
         # The slope κ e^{κ cos θ} sin θ is steepest where cos θ = κ sin² θ.
         cosine = 2 * kappa / (1 + math.sqrt(1 + 4 * kappa**2))
-        with np.errstate(over="ignore"):  # the densest laws are past the largest float: inf
-            steepest = np.exp(top + kappa * (cosine - 1))
-        return float(np.exp(top - 2 * kappa)), float(kappa * steepest * math.sqrt(1 - cosine**2))
+        slope = kappa * _exp(top + kappa * (cosine - 1)) * math.sqrt(1 - cosine**2)
+        return _exp(top - 2 * kappa), slope
 
     def inverse_moment_limit(self, basis):
         return float(basis.shape[1])
@@ -359,6 +360,11 @@ def _uniform_points(key: PRNGKeyArray, count: int, dimension: int) -> Float[Arra
 def _check_dimension(d: int) -> None:
     if d < 2:
         raise InputError(f"dimension is {d}; tokens need d ≥ 2")
+
+
+def _exp(x: float) -> float:
+    """e^x, infinite (not an OverflowError) where a density in high dimension exceeds every float."""
+    return math.exp(x) if x < 709 else math.inf
 
 
 def _log_area(d: int) -> float:

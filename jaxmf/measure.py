@@ -6,8 +6,9 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, ArrayLike, Float, Shaped
+from jaxtyping import Array, Float, Shaped
 
+from ._typing import ArrayLike
 from .errors import InputError
 
 

@@ -8,9 +8,10 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, ArrayLike, Float
+from jaxtyping import Array, Float
 
 from . import sphere
+from ._typing import ArrayLike
 from .attention import Attention
 from .errors import InputError
 from .laws import AbstractLaw
@@ -63,7 +64,8 @@ class Eigenspaces(eqx.Module):
                     f"{len(lost)} tokens are orthogonal to E, where Π is not defined: indices "
                     f"{where}; move them, or draw the tokens with another seed or count"
                 )
-        return mu.move(jnp.matmul(shadow / length[..., None], self.dominant.T, precision="highest"))
+        image = jnp.matmul(shadow / length[..., None], self.dominant.T, precision="highest")
+        return mu.move(image.astype(mu.points.dtype))
 
     def overlap(self, mu: Measure) -> Float[Array, "*batch k"]:
         """Σᵢ wᵢ |P_E xᵢ|² for every eigenspace E; they sum to one."""

@@ -25,5 +25,5 @@ class UnnormalisedAttention(AbstractField):
 
     def __call__(self, x, mu):
         log_mass, mean = self.tilt(self.beta * self.attention.logit(x), mu)
-        mass = jnp.exp(log_mass - self.beta * self.offset)[..., None]
-        return sphere.tangent(x, mass * self.attention.output(mean))
+        mass = jnp.exp(log_mass - self.beta * self.offset).astype(mean.dtype)
+        return sphere.tangent(x, mass[..., None] * self.attention.output(mean))
