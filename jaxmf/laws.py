@@ -363,7 +363,7 @@ def _check_dimension(d: int) -> None:
 
 
 def _exp(x: float) -> float:
-    """e^x, infinite (not an OverflowError) where a density in high dimension exceeds every float."""
+    """e^x, infinite (not an OverflowError) where a density exceeds every float."""
     return math.exp(x) if x < 709 else math.inf
 
 

@@ -12,7 +12,7 @@ def resultant_length(mu: Measure) -> Float[Array, "*batch"]:
     return sphere.norm(jnp.einsum("n,...nd->...d", mu.weights, mu.points, precision="highest"))
 
 
-def cosine_histogram(mu: Measure, edges: Float[Array, " bins+1"]) -> Float[Array, " bins"]:
+def cosine_histogram(mu: Measure, edges: Float[Array, " edges"]) -> Float[Array, " edges-1"]:
     """The law of ⟨x, y⟩ for two different tokens drawn from μ: the mass of each bin.
 
     Pairs i ≠ j count with wᵢwⱼ; the masses sum to one. O(n²) time and memory.

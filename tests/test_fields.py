@@ -357,7 +357,7 @@ HEAD = Attention(np.eye(3), np.eye(3))
         (0.0, "beta is 0.0"),
         (np.nan, "beta is nan"),
         (np.inf, "beta is inf"),
-        (jnp.ones(2), r"beta has shape \(2,\); a field takes one β \(use jax.vmap for more\)"),
+        (jnp.ones(2), r"beta has shape \(2,\); a field takes one β \(jax.vmap for more\)"),
     ],
 )
 def test_refuses_a_beta(kind, beta, message):

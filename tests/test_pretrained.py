@@ -144,7 +144,8 @@ def test_hidden_states_are_those_of_the_encoder(tmp_path, double):
 
 def test_hidden_states_in_single_precision(tmp_path):
     ids = [2, 5, 8, 4, 3]
-    states = load_checkpoint(write(tmp_path)).hidden_states(ids)
+    with jax.enable_x64(False):
+        states = load_checkpoint(write(tmp_path)).hidden_states(ids)
     assert states.dtype == jnp.float32
     assert np.abs(states - encode(random_tensors(), ids)).max() < 2e-5
 
@@ -245,7 +246,7 @@ def test_the_table_reads_the_spectrum_of_every_head(tmp_path, double):
         assert math.isclose(row.rate, row.gap / (2 * row.norm), rel_tol=1e-12)
         assert math.isclose(row.asymmetry, np.linalg.norm(m - m.T) / np.linalg.norm(m))
         assert (row.rank, row.multiplicity) == (4, 1)
-        assert row.failures.startswith("A1: B is singular (rank 4 of 12); M = VBᵀ is not symmetric")
+        assert row.failures == "A1: B is singular, M is not symmetric"
 
 
 @pytest.mark.parametrize("top, multiplicity, rate", [([3, 2], 1, 0.5), ([3, 3], 2, 1.0)])
@@ -285,7 +286,7 @@ def test_the_table_says_in_words_that_a_real_head_fails_assumption_1(real):
     row = next(head_table(real))
     assert row.rank == 32 and row.multiplicity == 1 and row.gap > 0
     assert math.isclose(row.gap, spectrum(real.head(0, 0)).gap, rel_tol=1e-5)
-    assert "A1: B is singular (rank 32 of 384); M = VBᵀ is not symmetric" in row.failures
+    assert row.failures == "A1: B is singular, M is not symmetric"
 
 
 def test_a_real_text_on_the_sphere(real):

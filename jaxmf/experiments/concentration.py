@@ -330,7 +330,7 @@ def draw_distance(dataset: xr.Dataset) -> Any:
 def draw_overlaps(dataset: xr.Dataset) -> Any:
     """The mass in every eigenspace of M (above) and of V (below) against time, for each β."""
     betas = dataset["beta"].values
-    size = (2.9 * len(betas) + 1.8, 5)
+    size = (2.9 * len(betas) + 1.8, 5.0)
     figure, axes = plot.subplots(2, len(betas), size, sharex=True, sharey=True)
     for row, (name, matrix) in enumerate((("m", "M"), ("v", "V"))):
         values = dataset[f"eigenvalue_{name}"].values
