@@ -1,0 +1,44 @@
+"""What the README shows works as shown."""
+
+import re
+from pathlib import Path
+
+import pytest
+import yaml
+
+from jaxmf import experiments
+
+ROOT = Path(__file__).parent.parent
+README = (ROOT / "README.md").read_text(encoding="utf-8")
+
+
+def blocks(language):
+    return re.findall(rf"```{language}\n(.*?)```", README, re.DOTALL)
+
+
+def test_the_python_example_runs():
+    (code,) = blocks("python")
+    shown = re.search(r"# W₂ = (\S+), dW₂/dβ = (\S+)\n", code)
+    scope = {}
+    exec(code.replace("4096", "512"), scope)  # fewer tokens, for time
+    assert float(scope["w"]) == pytest.approx(float(shown[1]), abs=0.01)
+    # Differences of W₂ in β agree with the derivative the example prints.
+    h = 0.01
+    slope = (scope["distance"](100 + h) - scope["distance"](100 - h)) / (2 * h)
+    assert float(scope["dw"]) == pytest.approx(float(slope), rel=1e-5)
+
+
+def test_the_keys_shown_are_a_valid_config():
+    (text,) = blocks("yaml")
+    shown = experiments.load(yaml.safe_load(text))
+    shipped = experiments.load(ROOT / "configs" / "concentration.yaml")
+    assert shown == shipped
+
+
+def test_every_file_and_name_it_mentions_exists():
+    for path in re.findall(r"configs/[\w./-]+\.(?:yaml|png)", README):
+        assert (ROOT / path).exists(), path
+    import jaxmf
+
+    for name in set(re.findall(r"\bmf\.(\w+)", README)):
+        assert hasattr(jaxmf, name), name
