@@ -35,7 +35,7 @@ class Sinkhorn(NamedTuple):
 def sinkhorn(
     mu: Measure,
     nu: Measure,
-    epsilon: float,
+    epsilon: float | Float[Array, ""],
     *,
     threshold: float = 1e-3,
     max_iterations: int = 2000,
