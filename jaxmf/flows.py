@@ -201,7 +201,8 @@ def flow(
 def _velocity(field: AbstractField, mu: Measure, x: Float[Array, "n d"]) -> Float[Array, "n d"]:
     """The field at the tokens themselves, extended to points near the sphere."""
     mu = mu.move(sphere.normalise(x))
-    return field(mu.points, mu)
+    # Matrices of a higher precision than the tokens must not raise that of the tokens.
+    return field(mu.points, mu).astype(x.dtype)
 
 
 def _check_intervals(intervals: Any) -> None:

