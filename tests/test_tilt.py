@@ -241,6 +241,19 @@ def test_streamed_derivatives_equal_dense_ones(tilt):
     np.testing.assert_allclose(forward, reverse, rtol=1e-12)
 
 
+@streams
+def test_streamed_derivatives_survive_large_beta(tilt):
+    """log F near −10³ and e^{−log F} = ∞: tokens that only fill up a tile must not meet it."""
+    _, _, y, w = problem(7)
+    y = y.at[:, 0].set(-1 - jnp.abs(y[:, 0]))
+    y = y / jnp.linalg.norm(y, axis=1, keepdims=True)
+    u = jnp.asarray([[2e3, 0.0, 0.0], [1.6e3, 1.2e3, 0.0]])
+    streamed, dense = gradient(tilt, u, y, w), gradient(Dense(), u, y, w)
+    for one, other in zip(streamed, dense, strict=True):
+        # Logits of 2,000 are known to 10⁻¹², and derivatives in the points are as large.
+        np.testing.assert_allclose(one, other, atol=1e-10 * np.abs(other).max())
+
+
 @ways
 @pytest.mark.parametrize("argument", ["u", "points", "weights"])
 def test_derivatives_equal_difference_quotients(tilt, argument):
