@@ -67,8 +67,10 @@ def test_sums_to_the_symmetric_part_of_any_matrix(rng, d):
 )
 def test_tolerance_decides_which_eigenvalues_are_one(rng, size, tolerance, grouped):
     split = EIGENVALUES + size * np.array([0.0, 1, 0, 0, 0, 0])
-    spaces = eigenspaces(with_eigenvalues(rng, split)[0], tolerance)
-    assert spaces.multiplicities == (MULTIPLICITIES if grouped else (1, 1, 1, 3))
+    matrix, _ = with_eigenvalues(rng, split)
+    for scale in (1e-6, 1.0, 1e6):
+        spaces = eigenspaces(scale * matrix, tolerance)
+        assert spaces.multiplicities == (MULTIPLICITIES if grouped else (1, 1, 1, 3))
 
 
 def test_float32_matrices_group_at_their_own_precision(rng):

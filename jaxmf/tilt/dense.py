@@ -1,7 +1,7 @@
 """The tilt with every logit held at once: the textbook sum, for small n and as the yardstick."""
 
 import jax.numpy as jnp
-from jax.nn import logsumexp
+from jax import lax
 
 from .base import AbstractTilt, inner
 
@@ -11,9 +11,12 @@ class Dense(AbstractTilt):
 
     def sum(self, u, points, log_weights):
         logits = inner(u, points) + log_weights
-        log_mass = logsumexp(logits, axis=1)
-        p = jnp.exp(logits - log_mass[:, None])
-        return log_mass, jnp.matmul(p, points, precision="highest")
+        top = lax.stop_gradient(jnp.max(logits, axis=1))
+        p = jnp.exp(logits - top[:, None])
+        # Divided by their own sum, not by e^{log F}, whose rounding grows with |u|.
+        total = jnp.sum(p, axis=1)
+        mean = jnp.matmul(p, points, precision="highest") / total[:, None]
+        return top + jnp.log(total), mean
 
     def _exposed(self, u, points, weights, tolerance):
         logits = jnp.where(weights > 0, inner(u, points), -jnp.inf)
