@@ -52,7 +52,8 @@ class AbstractLaw(eqx.Module):
     def density_bounds(self) -> tuple[float, float] | None:
         """A lower bound of the density and an upper bound of its Lipschitz constant, or None.
 
-        The density here is relative to the uniform law, whose own is 1.
+        The density here is relative to the uniform law, whose own is 1. A law with a density has a
+        positive and Lipschitz one, though its bounds may be past the smallest or largest float.
         """
 
     @abc.abstractmethod

@@ -290,3 +290,22 @@ def test_refuses_measures_that_do_not_fit(rng):
             InputError, match=r"shapes \(5, 3\) and .*the same tokens on both sides"
         ):
             coupling(mu, other)
+
+
+def test_wasserstein_sees_an_axis_on_either_side_and_needs_none_under_jit(rng):
+    mu = Measure(sphere_points(rng, 30, 3))
+    e = jnp.asarray(sphere_points(rng, 1, 3)[0])
+    nu = mu.move(jnp.sign(mu.points @ e)[:, None] * e)
+    there, back = wasserstein(mu, nu), wasserstein(nu, mu)
+    assert (there.method, back.method) == ("axis", "axis")
+    assert float(there.value) == float(back.value)
+    traced = jax.jit(lambda mu, nu: wasserstein(mu, nu).value)(mu, nu)  # by assignment or Sinkhorn
+    closed = jax.jit(lambda mu: wasserstein(mu, nu).value)(mu)
+    np.testing.assert_allclose(closed, there.value, rtol=1e-14)
+    assert traced >= there.value - 1e-12
+
+
+def test_coupling_refuses_different_weights(rng):
+    x = sphere_points(rng, 2, 3)
+    with pytest.raises(InputError, match=r"weights differ by up to 0\.1"):
+        coupling(Measure(x, [0.5, 0.5]), Measure(x, [0.4, 0.6]))

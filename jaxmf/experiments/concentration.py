@@ -146,8 +146,7 @@ def run(prepared: Prepared, monitor: Monitor) -> Result:
         return seen | {"w2": to_axis(mu, target)} if exact else seen
 
     def advance(field, mu, interval):
-        mu = prepared.method.advance(field, mu, interval)
-        return mu, observe(mu)
+        return prepared.method.advance(field, mu, interval)
 
     def w2(mu, seen):
         if exact:
@@ -160,16 +159,18 @@ def run(prepared: Prepared, monitor: Monitor) -> Result:
         return Result(dataset, _summary(prepared, dataset, started, clock))
 
     monitor.start((1 + len(betas)) * config.time.save)
-    start = clock(observe, mu0)(mu0)
+    look = clock(observe, mu0)
+    start = look(mu0)
     start_w2 = w2(mu0, start)
     for i, beta in [(None, None), *enumerate(betas)]:
         field = prepared.limit if beta is None else SoftmaxAttention(prepared.attention, beta)
         if i in (None, 0):  # one program for every β
-            compiled = clock(advance, field, mu0, interval)
+            step = clock(advance, field, mu0, interval)
         mu, seen, distance = mu0, start, start_w2
         for j, t in enumerate(times):
             if j:
-                mu, seen = compiled(field, mu, interval)
+                mu = step(field, mu, interval)
+                seen = look(mu)
                 if not seen["finite"]:
                     monitor.keep(result())
                     raise stopped(t, beta, kept=j, of=len(times))
@@ -288,7 +289,7 @@ def _summary(
         "w2_epsilon": dataset["w2"].attrs["epsilon"],
         "tokens": prepared.measure.size,
         "wall_seconds": time.perf_counter() - started,
-        "compile_seconds": clock.seconds,
+        **clock.summary(),
     }
 
 

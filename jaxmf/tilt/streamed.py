@@ -38,7 +38,8 @@ class Streamed(AbstractTilt):
             raise InputError(f"tile is {self.tile}; it must be two positive integers")
 
     def sum(self, u, points, log_weights):
-        return _streamed(u, points, log_weights, self.tile)
+        top, log_total, mean = _streamed(u, points, log_weights, self.tile)
+        return top + log_total, mean
 
     def _exposed(self, u, points, weights, tolerance):
         tokens = (points.T, weights)
@@ -70,6 +71,10 @@ class Streamed(AbstractTilt):
 
 @partial(jax.custom_jvp, nondiff_argnums=(3,))
 def _streamed(u, points, log_weights, tile):
+    """(top, log F − top, m), top the largest logit: as far as derivatives go, a constant.
+
+    log F in one number is rounded to |u|ε, which would be the relative error of every p below.
+    """
     # One product gives ⟨u, y⟩ + log w, another the moments (Σ p y, Σ p).
     queries = jnp.append(u, jnp.ones_like(u[:, :1]), axis=1)
     lifted = jnp.append(points, log_weights[:, None], axis=1).T
@@ -88,31 +93,34 @@ def _streamed(u, points, log_weights, tile):
 
     absent = jnp.zeros_like(lifted[:, :1]).at[-1].set(NOTHING), 0.0
     top, total = _fold(add, start, queries, (lifted, moments), tile, absent)
-    return top + jnp.log(total[:, -1]), total[:, :-1] / total[:, -1:]
+    return top, jnp.log(total[:, -1]), total[:, :-1] / total[:, -1:]
 
 
 @_streamed.defjvp
 def _streamed_jvp(tile, primals, tangents):
     u, points, log_weights = primals
     du, dpoints, dlog_weights = tangents
-    log_mass, mean = _streamed(u, points, log_weights, tile)
+    top, log_total, mean = _streamed(u, points, log_weights, tile)
 
     # Recomputing a tile's p in the transpose, where storing it would be n × n.
     @partial(jax.checkpoint, prevent_cse=False)
     def add(carry, queries, tokens):
-        (u, du, log_mass), (y, dy, lw, dlw) = queries, tokens
-        p = jnp.exp(_product(u, y) + lw - log_mass[:, None])
-        dp = p * (_product(du, y) + _product(u, dy) + dlw)
+        (u, du, shift, top, log_total), (y, dy, lw, dlw) = queries, tokens
+        p = jnp.exp((_product(u, y) + lw - top[:, None]) - log_total[:, None])
+        dp = p * (_product(du, y) - shift[:, None] + _product(u, dy) + dlw)
         mass, moment = carry
         return mass + jnp.sum(dp, axis=1), moment + _product(dp, y.T) + _product(p, dy.T)
 
     def start(queries):
-        return jnp.zeros_like(log_mass, shape=len(queries[0])), jnp.zeros_like(queries[1])
+        return jnp.zeros_like(queries[2]), jnp.zeros_like(queries[1])
 
     tokens = (points.T, dpoints.T, log_weights, dlog_weights)
     absent = (0.0, 0.0, NOTHING, 0.0)
-    dlog_mass, moment = _fold(add, start, (u, du, log_mass), tokens, tile, absent)
-    return (log_mass, mean), (dlog_mass, moment - dlog_mass[:, None] * mean)
+    # ⟨du, y⟩ from its mean: at large |du| the sums below would cancel to nothing.
+    shift = jnp.sum(du * mean, axis=1)
+    excess, moment = _fold(add, start, (u, du, shift, top, log_total), tokens, tile, absent)
+    dmean = moment - excess[:, None] * mean
+    return (top, log_total, mean), (jnp.zeros_like(top), shift + excess, dmean)
 
 
 def _product(a, b):

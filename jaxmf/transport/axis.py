@@ -1,6 +1,10 @@
 """Exact W₂ to a measure on two antipodal points, which is what Π♯ρ₀ is when dim E = 1."""
 
+import math
+
+import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import lax
 from jaxtyping import Array, Float
 
@@ -35,12 +39,14 @@ def to_axis(mu: Measure, nu: Measure) -> Float[Array, "*batch"]:
 
 
 def on_axis(nu: Measure) -> bool:
-    """Whether every point of ν is e or −e for one e, to rounding."""
-    e = nu.points[..., :1, :]
-    nearest = jnp.minimum(
-        jnp.sum((nu.points - e) ** 2, axis=-1), jnp.sum((nu.points + e) ** 2, axis=-1)
-    )
-    return bool(jnp.max(nearest) < (64 * jnp.finfo(nu.points.dtype).eps) ** 2)
+    """Whether every point of ν is e or −e for one e, to rounding; False if the points are traced."""
+    if isinstance(nu.points, jax.core.Tracer):
+        return False
+    # In NumPy, so that the answer is known also while JAX traces what surrounds it.
+    points = np.asarray(nu.points)
+    e = points[..., :1, :]
+    off = np.minimum(((points - e) ** 2).sum(-1), ((points + e) ** 2).sum(-1))
+    return bool(off.max() < (64 * np.finfo(points.dtype).eps) ** 2)
 
 
 def root(square: Float[Array, "*n"]) -> Float[Array, "*n"]:
@@ -55,7 +61,31 @@ def _running(values: Float[Array, "*batch n"]) -> tuple[Array, Array]:
     In float32 a plain running sum of 10⁴ weights is off by 1e-6, and mass sent to the wrong pole
     for that reason costs up to 4e-6 in W₂², 2e-3 in W₂.
     """
-    return lax.associative_scan(_add, (values, jnp.zeros_like(values)), axis=values.ndim - 1)
+    *batch, n = values.shape
+    # About √n runs side by side, then the sum of the runs before each.
+    length = max(1, math.isqrt(n))
+    count = -(-n // length)
+    padding = [(0, 0)] * len(batch) + [(0, count * length - n)]
+    runs = jnp.pad(values, padding).reshape(*batch, count, length)
+    within = _scan(jnp.moveaxis(runs, -1, 0))
+    totals = tuple(jnp.moveaxis(a[-1], -1, 0) for a in within)
+    before = (jnp.moveaxis(a, 0, -1) for a in _scan(totals[0], totals[1], exclusive=True))
+    sums = (
+        jnp.moveaxis(a, 0, -1).reshape(*batch, -1)[..., :n] for a in _add(tuple(before), within)
+    )
+    return tuple(sums)
+
+
+def _scan(high: Array, low: Array | None = None, exclusive: bool = False) -> tuple[Array, Array]:
+    """Running sums of pairs along the first axis; without the last summand if `exclusive`."""
+    low = jnp.zeros_like(high) if low is None else low
+
+    def step(total, pair):
+        new = _add(total, pair)
+        return new, total if exclusive else new
+
+    zero = jnp.zeros_like(high[0])
+    return lax.scan(step, (zero, zero), (high, low))[1]
 
 
 def _add(a: tuple[Array, Array], b: tuple[Array, Array]) -> tuple[Array, Array]:

@@ -1,6 +1,8 @@
 """The upper bound on W₂ that costs nothing: the coupling of each token with its own image."""
 
+import jax
 import jax.numpy as jnp
+import numpy as np
 from jaxtyping import Array, Float
 
 from ..errors import InputError
@@ -13,11 +15,18 @@ def coupling(mu: Measure, nu: Measure) -> Float[Array, "*batch"]:
 
     With μ = ρₜ and ν = Π♯ρ₀ it couples xᵢ(t) with Π xᵢ(0).
 
-    **Raises:** `InputError` if the measures differ in size or dimension.
+    **Raises:** `InputError` if the measures differ in size, dimension or weights.
     """
     if mu.points.shape[-2:] != nu.points.shape[-2:]:
         raise InputError(
             f"measures have shapes {mu.points.shape} and {nu.points.shape}; a coupling token by "
             "token needs the same tokens on both sides"
         )
+    if not isinstance(mu.weights, jax.core.Tracer) and not isinstance(nu.weights, jax.core.Tracer):
+        apart = float(np.max(np.abs(np.asarray(mu.weights) - np.asarray(nu.weights))))
+        if apart > 1e-5 / mu.size:
+            raise InputError(
+                f"weights differ by up to {apart:.3g}; a coupling token by token needs the same on "
+                "both sides"
+            )
     return root(mu.integrate(jnp.sum((mu.points - nu.points) ** 2, axis=-1)))

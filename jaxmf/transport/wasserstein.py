@@ -3,7 +3,7 @@
 from typing import NamedTuple
 
 import jax
-import jax.numpy as jnp
+import numpy as np
 from jaxtyping import Array, Float
 
 from ..errors import InputError
@@ -27,9 +27,10 @@ class Distance(NamedTuple):
 def wasserstein(mu: Measure, nu: Measure, *, epsilon: float = 0.01) -> Distance:
     """W₂(μ, ν) with cost |x − y|².
 
-    Exact if ν lives on two antipodal points (Π♯ρ₀ with dim E = 1), or if both measures have at most
-    1024 tokens, equally many and of equal weight; otherwise Sinkhorn's value at `epsilon`.
-    The choice looks at values, so ν and the weights must be known, not traced.
+    Exact if one of them lives on two antipodal points (Π♯ρ₀ with dim E = 1), or if both have at
+    most 1024 tokens, equally many and of equal weight; otherwise Sinkhorn's value at `epsilon`.
+    The choice looks at values, and what is traced has none: keep ν out of `jax.jit`'s arguments (in
+    the closure) for its axis to be seen.
 
     **Raises:** `InputError` for measures of different dimension.
     """
@@ -37,8 +38,9 @@ def wasserstein(mu: Measure, nu: Measure, *, epsilon: float = 0.01) -> Distance:
         raise InputError(
             f"measures have dimensions {mu.dimension} and {nu.dimension}; they must agree"
         )
-    if on_axis(nu):
-        return Distance(to_axis(mu, nu), "axis", None)
+    for source, target in ((mu, nu), (nu, mu)):
+        if on_axis(target):
+            return Distance(to_axis(source, target), "axis", None)
     if mu.size == nu.size <= LARGEST_ASSIGNMENT and _equal(mu.weights) and _equal(nu.weights):
         return Distance(assignment(mu, nu), "assignment", None)
     from .entropic import sinkhorn  # imports ott, which takes two seconds
@@ -48,4 +50,7 @@ def wasserstein(mu: Measure, nu: Measure, *, epsilon: float = 0.01) -> Distance:
 
 
 def _equal(weights: Float[Array, " n"]) -> bool:
-    return bool(jnp.max(weights) - jnp.min(weights) <= 1e-6 * jnp.max(weights))
+    if isinstance(weights, jax.core.Tracer):
+        return False
+    w = np.asarray(weights)
+    return bool(w.max() - w.min() <= 1e-6 * w.max())
