@@ -39,7 +39,7 @@ def to_axis(mu: Measure, nu: Measure) -> Float[Array, "*batch"]:
 
 
 def on_axis(nu: Measure) -> bool:
-    """Whether every point of ν is e or −e for one e, to rounding; False if the points are traced."""
+    """Whether every point of ν is e or −e for one e, to rounding; False if they are traced."""
     if isinstance(nu.points, jax.core.Tracer):
         return False
     # In NumPy, so that the answer is known also while JAX traces what surrounds it.
