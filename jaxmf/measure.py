@@ -68,6 +68,10 @@ class Measure(eqx.Module):
         """The same weights and labels at other points."""
         return eqx.tree_at(lambda mu: mu.points, self, points)
 
+    def reweight(self, weights: Float[Array, " n"]) -> "Measure":
+        """Other weights at the same points and labels."""
+        return eqx.tree_at(lambda mu: mu.weights, self, weights)
+
     def pushforward(
         self, f: Callable[[Float[Array, "*batch n d"]], Float[Array, "*batch n d"]]
     ) -> "Measure":

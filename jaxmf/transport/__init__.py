@@ -9,10 +9,18 @@ from .coupling import coupling as coupling
 from .wasserstein import Distance as Distance
 from .wasserstein import wasserstein as wasserstein
 
+# What uses ott, which takes two seconds to import, is loaded on first use.
+_WITH_OTT = {
+    "sinkhorn": "entropic",
+    "Sinkhorn": "entropic",
+    "interval": "certified",
+    "Interval": "certified",
+}
+
 
 def __getattr__(name):
-    if name in ("sinkhorn", "Sinkhorn"):
-        from . import entropic  # imports ott, which takes two seconds
+    if name in _WITH_OTT:
+        from importlib import import_module
 
-        return getattr(entropic, name)
+        return getattr(import_module(f".{_WITH_OTT[name]}", __name__), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -50,9 +50,9 @@ def on_axis(nu: Measure) -> bool:
 
 
 def root(square: Float[Array, "*n"]) -> Float[Array, "*n"]:
-    """√max(s, 0), with derivative zero (not infinite) at s = 0."""
-    positive = square > 0
-    return jnp.where(positive, jnp.sqrt(jnp.where(positive, square, 1)), 0)
+    """√max(s, 0), with derivative zero (not infinite) at s = 0; NaN stays NaN."""
+    nothing = square <= 0
+    return jnp.where(nothing, 0, jnp.sqrt(jnp.where(nothing, 1, square)))
 
 
 def _running(values: Float[Array, "*batch n"]) -> tuple[Array, Array]:
