@@ -7,7 +7,7 @@ import ot
 import pytest
 from oracles import simplex, sphere_points
 
-from jaxmf import InputError, Measure, Uniform
+from jaxmf import InputError, Measure, Uniform, coupling
 from jaxmf.tilt import Streamed
 from jaxmf.transport import assignment, interval
 
@@ -77,6 +77,16 @@ def test_what_cannot_be_reached_is_flagged_and_still_true(rng):
     same = interval(mu, mu)
     # A plan at the smallest ε = 1e-4 still spreads each token by about √ε.
     assert not same.reached and same.lower < 1e-7 and same.upper < 0.02
+
+
+def test_a_known_upper_end_is_used_and_kept(rng):
+    x = sphere_points(rng, 60, 3)
+    y = x + 0.01 * sphere_points(rng, 60, 3)
+    mu, nu = Measure(x), Measure(y / np.linalg.norm(y, axis=1, keepdims=True))
+    known = coupling(mu, nu)  # optimal here: every token's own image is by far its nearest
+    found = interval(mu, nu, width=0.02, upper=known)
+    assert found.upper == known and found.reached
+    assert found.lower <= exact(mu, nu) <= found.upper + 1e-12
 
 
 def test_refuses(rng):
