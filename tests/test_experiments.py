@@ -157,28 +157,44 @@ def test_distances_and_overlaps_are_consistent(changes):
     # Lower temperature stays closer to the limit.
     error = np.abs(data["w2"] - data["w2_zero_temperature"]).max("time")
     assert error.sel(beta=50) < error.sel(beta=5)
-    assert data["w2"].attrs["epsilon"] == 0
+    assert data["w2"].attrs["method"] in ("axis", "assignment")
 
 
-def test_sinkhorn_is_never_reported_without_its_epsilon():
+def test_a_distance_is_never_reported_without_its_ends():
     config = concentration(
         dimension=2,
         tokens={"count": 1100},
         attention={"value": {"diag": [1, 0.5]}, "key_query": "identity"},
         time={"end": 1, "steps": 2, "save": 1},
     )
-    assert run(config).dataset["w2"].attrs["method"].startswith("exact")
-    # dim E = 2 in d = 3 and too many tokens for an assignment.
+    exact = run(config).dataset
+    assert exact["w2"].attrs["method"] == "axis"
+    for name in ("w2", "w2_zero_temperature"):
+        for end in ("lower", "upper"):
+            np.testing.assert_array_equal(exact[f"{name}_{end}"], exact[name])
+    angle = run(config | {"distance": {"cost": "geodesic"}}).dataset
+    assert np.all(angle["w2"] > exact["w2"]) and np.all(angle["w2"] < np.pi / 2 * exact["w2"])
+    assert "angle" in angle["w2"].attrs["units"]
+    # dim E = 2 in d = 3 and weights that are not equal.
     config |= {
         "dimension": 3,
+        "law": {"name": "von_mises_fisher", "mean": [1, 0, 1], "kappa": 1},
+        "tokens": {"count": 300},
         "attention": {"value": {"diag": [1, 1, 0.5]}, "key_query": "identity"},
-        "epsilon": 0.1,
+        "distance": {"width": 0.1},
         "beta": 5,
     }
     found = run(config)
-    assert found.dataset["w2"].attrs["method"] == "sinkhorn"
-    assert found.dataset["w2"].attrs["epsilon"] == 0.1
-    assert found.summary["w2_epsilon"] == 0.1
+    data = found.dataset
+    assert data["w2"].attrs["method"] == "interval"
+    for name in ("w2", "w2_zero_temperature"):
+        lower, value, upper = (data[f"{name}{end}"] for end in ("_lower", "", "_upper"))
+        assert np.all(lower < value) and np.all(value < upper) and np.all(lower >= 0.9 * upper)
+    assert 0 < found.summary["w2_widest"] <= 0.1
+    np.testing.assert_allclose(
+        found.summary["w2_widest"], (1 - data.w2_lower / data.w2_upper).max()
+    )
+    assert np.all(data["w2_upper"] <= data["w2_coupling"] + 1e-6)
 
 
 def test_token_files(tmp_path):

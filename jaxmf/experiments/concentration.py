@@ -24,12 +24,13 @@ from ..measure import Measure
 from ..spectra import Assumptions, Eigenspaces, assumptions, eigenspaces
 from ..transport import coupling, to_axis, wasserstein
 from ..transport.axis import on_axis
+from ..transport.wasserstein import COSTS
 from .config import (
     AttentionConfig,
     Betas,
+    DistanceConfig,
     ExperimentConfig,
     Law,
-    Positive,
     TimeConfig,
     TokensConfig,
 )
@@ -47,9 +48,7 @@ class Config(ExperimentConfig):
     attention: AttentionConfig
     beta: Betas
     time: TimeConfig
-    epsilon: Positive = Field(
-        default=0.05, description="Sinkhorn's ε, where W₂ is not exact (dim E ≥ 2, many tokens)"
-    )
+    distance: DistanceConfig = DistanceConfig()
 
 
 class Prepared(NamedTuple):
@@ -132,28 +131,26 @@ def run(prepared: Prepared, monitor: Monitor) -> Result:
     times = config.time.times()
     interval = jnp.asarray(times[1] - times[0], mu0.points.dtype)
     betas = list(dict.fromkeys(config.beta))
-    exact = on_axis(target)
+    exact, cost = on_axis(target), COSTS[config.distance.cost]
     dataset = _empty(prepared, betas, times)
     clock = CompileClock()
 
     def observe(mu):
         seen = {
             "finite": on_sphere(mu),
-            "w2_coupling": coupling(mu, target),
+            "w2_coupling": coupling(mu, target, cost),
             "overlap_m": prepared.spectrum.overlap(mu),
             "overlap_v": prepared.value_spectrum.overlap(mu),
         }
-        return seen | {"w2": to_axis(mu, target)} if exact else seen
-
-    def advance(field, mu, interval):
-        return prepared.method.advance(field, mu, interval)
+        return seen | {"w2": to_axis(mu, target, cost)} if exact else seen
 
     def w2(mu, seen):
+        """(value, lower, upper)"""
         if exact:
-            return seen["w2"]
-        distance = wasserstein(mu, target, epsilon=config.epsilon)
-        dataset["w2"].attrs |= {"method": distance.method, "epsilon": distance.epsilon or 0.0}
-        return distance.value
+            return (seen["w2"],) * 3
+        found = wasserstein(mu, target, **config.distance.model_dump())
+        dataset["w2"].attrs["method"] = found.method
+        return found.value, found.lower, found.upper
 
     def result():
         return Result(dataset, _summary(prepared, dataset, started, clock))
@@ -165,8 +162,8 @@ def run(prepared: Prepared, monitor: Monitor) -> Result:
     for i, beta in [(None, None), *enumerate(betas)]:
         field = prepared.limit if beta is None else SoftmaxAttention(prepared.attention, beta)
         if i in (None, 0):  # one program for every β
-            step = clock(advance, field, mu0, interval)
-        mu, seen, distance = mu0, start, start_w2
+            step = clock(prepared.method.advance, field, mu0, interval)
+        mu, seen, distances = mu0, start, start_w2
         for j, t in enumerate(times):
             if j:
                 mu = step(field, mu, interval)
@@ -174,12 +171,13 @@ def run(prepared: Prepared, monitor: Monitor) -> Result:
                 if not seen["finite"]:
                     monitor.keep(result())
                     raise stopped(t, beta, kept=j, of=len(times))
-                distance = w2(mu, seen)
+                distances = w2(mu, seen)
                 monitor.advance("zero temperature" if beta is None else f"β = {beta:g}")
+            at = j if beta is None else (i, j)
+            for end, distance in zip(("", "_lower", "_upper"), distances, strict=True):
+                dataset[f"w2{end}" if i is not None else f"w2_zero_temperature{end}"][at] = distance
             if beta is None:
-                dataset["w2_zero_temperature"][j] = distance
                 continue
-            dataset["w2"][i, j] = distance
             dataset["w2_coupling"][i, j] = seen["w2_coupling"]
             for name in ("overlap_m", "overlap_v"):
                 dataset[name][i, j, : len(seen[name])] = seen[name]
@@ -202,7 +200,8 @@ def _empty(prepared: Prepared, betas: list[float], times: np.ndarray) -> xr.Data
     def padded(values):
         return np.pad(np.asarray(values, float), (0, count - len(values)), constant_values=np.nan)
 
-    chord = "chord length on the unit sphere"
+    chord = "chord length" if prepared.config.distance.cost == "chordal" else "angle"
+    chord += " on the unit sphere"
     eigenvalues = {
         f"{what}_{name}": ("eigenspace", padded(values), {"long_name": text, "units": "1"})
         for name, matrix, space in zip("mv", ("VBᵀ", "V"), spaces, strict=True)
@@ -211,23 +210,26 @@ def _empty(prepared: Prepared, betas: list[float], times: np.ndarray) -> xr.Data
             ("multiplicity", space.multiplicities, f"dimension of that eigenspace of {matrix}"),
         )
     }
-    method = "exact (target on an axis)" if on_axis(prepared.target) else "unknown"
+    method = "axis" if on_axis(prepared.target) else "unknown"
+    distances = {
+        f"{name}{end}": (
+            dims,
+            unknown(*sizes),
+            {"long_name": f"{what}{text}", "units": chord, "method": method},
+        )
+        for name, dims, sizes, what in (
+            ("w2", ("beta", "time"), shape, "W₂(ρₜ^β, Π♯ρ₀)"),
+            ("w2_zero_temperature", ("time",), shape[1:], "W₂(ρₜ, Π♯ρ₀) at zero temperature"),
+        )
+        for end, text in (("", ""), ("_lower", ", at least"), ("_upper", ", at most"))
+    }
     return xr.Dataset(
         {
-            "w2": (
-                ("beta", "time"),
-                unknown(*shape),
-                {"long_name": "W₂(ρₜ^β, Π♯ρ₀)", "units": chord, "method": method, "epsilon": 0.0},
-            ),
+            **distances,
             "w2_coupling": (
                 ("beta", "time"),
                 unknown(*shape),
-                {"long_name": "√(Σ wᵢ|xᵢ(t) − Πxᵢ(0)|²), an upper bound of W₂", "units": chord},
-            ),
-            "w2_zero_temperature": (
-                "time",
-                unknown(len(times)),
-                {"long_name": "W₂(ρₜ, Π♯ρ₀) at zero temperature", "units": chord},
+                {"long_name": "√(Σ wᵢ c(xᵢ(t), Πxᵢ(0))), an upper bound of W₂", "units": chord},
             ),
             "overlap_m": (
                 ("beta", "time", "eigenspace"),
@@ -272,6 +274,7 @@ def _summary(
     w2 = dataset["w2"].values
     known = np.any(np.isfinite(w2), axis=1)
     lowest = np.argmin(np.where(np.isfinite(w2), w2, np.inf), axis=1)
+    widths = 1 - dataset["w2_lower"] / dataset["w2_upper"]
     found = prepared.assumptions
     return {
         "experiment": "concentration",
@@ -286,7 +289,7 @@ def _summary(
             for name, holds, statement, numbers in found.findings
         },
         "w2_method": dataset["w2"].attrs["method"],
-        "w2_epsilon": dataset["w2"].attrs["epsilon"],
+        "w2_widest": np.fmax.reduce(widths.values, axis=None, initial=0.0),
         "tokens": prepared.measure.size,
         "wall_seconds": time.perf_counter() - started,
         **clock.summary(),
@@ -307,6 +310,8 @@ def draw_distance(dataset: xr.Dataset) -> Any:
     colours = plot.sequence(dataset.sizes["beta"])
     for colour, beta in zip(colours, dataset["beta"].values, strict=True):
         ax.plot(t, dataset["w2"].sel(beta=beta), color=colour, label=f"β = {beta:g}")
+        ends = (dataset[name].sel(beta=beta) for name in ("w2_lower", "w2_upper"))
+        ax.fill_between(t, *ends, color=colour, alpha=0.25, linewidth=0)
     zero = dataset["w2_zero_temperature"].values
     ax.plot(t, zero, color="black", linestyle="--", label="β = ∞ (zero temperature)")
     rate = dataset.attrs["rate_predicted"]

@@ -210,6 +210,16 @@ class TimeConfig(Model):
         return kind(steps=self.steps // self.save)
 
 
+class DistanceConfig(Model):
+    """How W₂ is found where it is not exact: to what relative width, in at most how many seconds
+    for each distance; and its cost.
+    """
+
+    cost: Literal["chordal", "geodesic"] = "chordal"
+    width: Positive = 0.02
+    seconds: Positive = 10.0
+
+
 def listed(value: Any) -> Any:
     """A single value as a list of one."""
     return value if isinstance(value, list) else [value]

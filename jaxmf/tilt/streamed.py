@@ -52,7 +52,7 @@ class Streamed(AbstractTilt):
             return jnp.full(len(u), NOTHING, u.dtype)
 
         absent = (0.0, 0.0)
-        top = _fold(highest, start, u, tokens, self.tile, absent)
+        top = fold(highest, start, u, tokens, self.tile, absent)
 
         def face(total, queries, tokens):
             (u, least), (y, w) = queries, tokens
@@ -65,7 +65,7 @@ class Streamed(AbstractTilt):
             return jnp.zeros_like(least), jnp.zeros_like(u)
 
         least = top - tolerance * jnp.linalg.norm(u, axis=1)
-        mass, moment = _fold(face, nothing, (u, least), tokens, self.tile, absent)
+        mass, moment = fold(face, nothing, (u, least), tokens, self.tile, absent)
         return moment / mass[:, None]
 
 
@@ -92,7 +92,7 @@ def _streamed(u, points, log_weights, tile):
         return jnp.full(len(queries), NOTHING, u.dtype), jnp.zeros_like(queries)
 
     absent = jnp.zeros_like(lifted[:, :1]).at[-1].set(NOTHING), 0.0
-    top, total = _fold(add, start, queries, (lifted, moments), tile, absent)
+    top, total = fold(add, start, queries, (lifted, moments), tile, absent)
     return top, jnp.log(total[:, -1]), total[:, :-1] / total[:, -1:]
 
 
@@ -118,7 +118,7 @@ def _streamed_jvp(tile, primals, tangents):
     absent = (0.0, 0.0, NOTHING, 0.0)
     # ⟨du, y⟩ from its mean: at large |du| the sums below would cancel to nothing.
     shift = jnp.sum(du * mean, axis=1)
-    excess, moment = _fold(add, start, (u, du, shift, top, log_total), tokens, tile, absent)
+    excess, moment = fold(add, start, (u, du, shift, top, log_total), tokens, tile, absent)
     dmean = moment - excess[:, None] * mean
     return (top, log_total, mean), (jnp.zeros_like(top), shift + excess, dmean)
 
@@ -127,7 +127,7 @@ def _product(a, b):
     return jnp.matmul(a, b, precision="highest")
 
 
-def _fold(
+def fold(
     add: Callable[[Any, Any, Any], Any],
     start: Callable[[Any], Any],
     queries: PyTree,

@@ -1,17 +1,17 @@
 """The upper bound on W₂ that costs nothing: the coupling of each token with its own image."""
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float
 
 from ..errors import InputError
 from ..measure import Measure
 from .axis import root
+from .costs import AbstractCost, Chordal
 
 
-def coupling(mu: Measure, nu: Measure) -> Float[Array, "*batch"]:
-    """√(Σᵢ wᵢ|xᵢ − yᵢ|²) ≥ W₂(μ, ν), for measures with the same weights, token by token.
+def coupling(mu: Measure, nu: Measure, cost: AbstractCost = Chordal()) -> Float[Array, "*batch"]:
+    """√(Σᵢ wᵢ c(xᵢ, yᵢ)) ≥ W₂(μ, ν), for measures with the same weights, token by token.
 
     With μ = ρₜ and ν = Π♯ρ₀ it couples xᵢ(t) with Π xᵢ(0).
 
@@ -29,4 +29,4 @@ def coupling(mu: Measure, nu: Measure) -> Float[Array, "*batch"]:
                 f"weights differ by up to {apart:.3g}; a coupling token by token needs the same on "
                 "both sides"
             )
-    return root(mu.integrate(jnp.sum((mu.points - nu.points) ** 2, axis=-1)))
+    return root(mu.integrate(cost.between(mu.points, nu.points)))
