@@ -371,7 +371,7 @@ def _uniform_tangents(
     low, high = peak + np.array([-1, 1]) * far[np.argmax(drop > 45, axis=1)]
     kink = jnp.maximum(reach + math.log(2) / 2, low)
     ends = jnp.sort(jnp.stack([low, high, kink, jnp.maximum(high, kink) + 45 / k]))
-    panels, (x, a) = 16, np.polynomial.legendre.leggauss(16)
+    panels, (x, a) = 48, np.polynomial.legendre.leggauss(16)
     width = jnp.diff(ends)[:, None, None] / panels
     u = ends[:-1, None, None] + width * (np.arange(panels)[:, None] + (x + 1) / 2)
     return 2 * u.ravel(), (width * a / 2 * jnp.exp(log_density(u, jnp))).ravel()
