@@ -13,14 +13,14 @@ from typing import Annotated, Any, Literal, NamedTuple
 import jax.numpy as jnp
 import numpy as np
 import xarray as xr
-from jaxtyping import Array, Float
 from pydantic import Field
 from scipy import special
 
 from .. import plot
 from ..attention import Attention
+from ..certificates import discrepancy
 from ..errors import InputError
-from ..fields import SoftmaxAttention, ZeroTemperature
+from ..fields import ZeroTemperature
 from ..laws import Tokens, Uniform
 from ..measure import Measure
 from ..spectra import assumptions
@@ -89,15 +89,6 @@ def prepare(config: Config) -> Prepared:
         measures={name: build_measure(law, config) for name, law in laws.items()},
         queries={name: build_measure(law, places) for name, law in laws.items()},
     )
-
-
-def discrepancy(
-    attention: Attention, beta: Float[Array, ""], mu: Measure, queries: Measure
-) -> Float[Array, ""]:
-    """‖v_β[μ] − v_∞‖ in L² of the queries."""
-    x = queries.points
-    difference = SoftmaxAttention(attention, beta)(x, mu) - ZeroTemperature(attention)(x)
-    return jnp.sqrt(queries.integrate(jnp.sum(difference**2, axis=-1)))
 
 
 def mean_resultant(d: int, kappa: np.ndarray) -> np.ndarray:

@@ -390,7 +390,7 @@ def _summary(
         outcome = here["outcome"].values
         for code, name in enumerate(OUTCOMES):
             summary[f"{sign}_{name}"] = int(np.sum(outcome == code))
-        summary |= _fraction(f"{sign}_fraction", np.sum(outcome == 0), len(outcome))
+        summary |= _fraction(f"{sign}_fraction", summary[f"{sign}_{OUTCOMES[0]}"], len(outcome))
         # Which eigenvector it was, whatever the conjecture; and the draws with clusters of either
         # kind: those at ±v hold together if λ > 0 and they attend to themselves, or if λ < 0 and
         # they attend to each other, so that V of one sign may have nothing to settle on.
@@ -412,7 +412,7 @@ def _fraction(name: str, count: int, of: int) -> dict[str, float]:
     """A fraction with its 95 % interval (Clopper and Pearson)."""
     if of == 0:
         return {name: np.nan, f"{name}_low": np.nan, f"{name}_high": np.nan}
-    low, high = stats.binomtest(int(count), of).proportion_ci(0.95, method="exact")
+    low, high = stats.binomtest(count, of).proportion_ci(0.95, method="exact")
     return {name: count / of, f"{name}_low": float(low), f"{name}_high": float(high)}
 
 
@@ -424,7 +424,7 @@ def figures(dataset: xr.Dataset) -> dict[str, Any]:
 COLOURS = {
     "dominant": "#2a788e", "other": "#f0a43a", "several": "#b5497b", "unsettled": "#a0a0a0",
 }  # fmt: skip
-MARKERS = {"o": "along that of $\\lambda_1$", "v": "along that of $\\lambda_d$", "x": "elsewhere"}
+MARKERS = {"o": "along $v_1$", "v": "along $v_d$", "x": "elsewhere"}
 
 
 def _names(outcome: Any) -> np.ndarray:
@@ -458,7 +458,7 @@ def draw_outcomes(dataset: xr.Dataset) -> Any:
             for marker, kind in zip(MARKERS, kinds, strict=True):
                 shown = (names[sign] == name) & kind
                 x, y = (values[k, shown] for values in extremes)
-                ax.scatter(x, y, 34, COLOURS[name], marker, linewidths=1.4)
+                ax.scatter(x, y, 34, COLOURS[name], marker=marker, linewidths=1.4)
         for straight in (ax.axhline, ax.axvline):
             straight(0, color="black", linewidth=0.6)
         if sign == "negative":
@@ -514,7 +514,7 @@ def draw_overlaps(dataset: xr.Dataset) -> Any:
         ax.set_xlabel("time t")
         ax.set_title(f"{title}: {here.sizes['run']} runs")
     axes[0, 0].set_ylabel("mass not along it (median and quartiles of runs)")
-    axes[0, 0].legend(loc="lower left")
+    figure.legend(*axes[0, 0].get_legend_handles_labels(), loc="outside lower center", ncols=2)
     return figure
 
 
