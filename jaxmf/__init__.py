@@ -37,6 +37,15 @@ _PUBLIC = {
     # distances
     "wasserstein": "transport",
     "coupling": "transport",
+    # what the theorem promises, and what can be certified
+    "ConcentrationBound": "bounds",
+    "fit_bound": "bounds",
+    "zero_temperature_bound": "bounds",
+    "inverse_moment": "bounds",
+    "discrepancy": "certificates",
+    "certificate": "certificates",
+    # observables
+    "window": "observables",
     # real models
     "load_checkpoint": "pretrained",
 }

@@ -1,9 +1,13 @@
 """What one looks at in a cloud of tokens."""
 
+import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Float
+import numpy as np
+from jaxtyping import Array, Bool, Float, Int
 
 from . import sphere
+from ._typing import ArrayLike
+from .errors import InputError
 from .measure import Measure
 
 
@@ -23,3 +27,50 @@ def cosine_histogram(mu: Measure, edges: Float[Array, " edges"]) -> Float[Array,
     cosines = jnp.clip(cosines, edges[0], edges[-1])
     mass = jnp.histogram(cosines.ravel(), edges, weights=pairs.ravel())[0]
     return mass / jnp.sum(pairs)
+
+
+def window(
+    times: ArrayLike, values: ArrayLike, tolerance: ArrayLike
+) -> tuple[Float[Array, "*batch"], Float[Array, "*batch"]]:
+    """(entry, exit): when a curve is first at most `tolerance`, and when it is next above it.
+
+    Linear interpolation between the times, with an error of the square of their distance. The entry
+    is the first time if the curve starts inside; what is not seen is NaN. Differentiable in values
+    and tolerance: with β the exit moves by −(∂W/∂β)/(∂W/∂t), to first order in the distance.
+
+    **Arguments:** `times`, increasing; `values`, with the times along the last axis; `tolerance`,
+    one, or one for each curve.
+
+    **Raises:** `InputError` for times that do not increase or do not fit the values.
+    """
+    times, values, tolerance = jnp.asarray(times), jnp.asarray(values), jnp.asarray(tolerance)
+    if times.ndim != 1 or values.shape[-1:] != times.shape:
+        raise InputError(
+            f"times and values have shapes {times.shape} and {values.shape}; the last axis of "
+            "values must be that of times"
+        )
+    if not isinstance(times, jax.core.Tracer):
+        stalls = np.flatnonzero(np.diff(np.asarray(times)) <= 0)
+        if len(stalls):
+            raise InputError(f"times[{stalls[0] + 1}] is not later than the time before it")
+    inside, outside = values <= tolerance[..., None], values > tolerance[..., None]
+    above = jnp.broadcast_to(values - tolerance[..., None], inside.shape)
+
+    def crossing(found, first):
+        """Where the curve crosses before the index `first`, if `found`."""
+        last = jnp.maximum(first - 1, 0)
+        a, b = (jnp.take_along_axis(above, i, axis=-1) for i in (last, first))
+        # Without a crossing the share is 0/1, not 0/0, which would spoil the derivative.
+        crosses = found & (first > 0)
+        share = jnp.where(crosses, a, 0) / jnp.where(crosses, a - b, 1)
+        t = times[last] + share * (times[first] - times[last])
+        return jnp.where(found, t, jnp.nan)[..., 0]
+
+    entered, entry = _first(inside)
+    left, exit = _first(outside & (jnp.arange(len(times)) > entry))
+    return crossing(entered, entry), crossing(entered & left, exit)
+
+
+def _first(mask: Bool[Array, "*batch n"]) -> tuple[Bool[Array, "*batch 1"], Int[Array, "*batch 1"]]:
+    """Whether the mask holds anywhere, and the first index at which it does."""
+    return jnp.any(mask, axis=-1, keepdims=True), jnp.argmax(mask, axis=-1, keepdims=True)

@@ -7,6 +7,7 @@ from typing import Any
 import matplotlib as mpl
 import numpy as np
 from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
 
 STYLE = {
     "axes.grid": True,
@@ -39,3 +40,8 @@ def subplots(rows: int, columns: int, size: tuple[float, float], **kwargs: Any):
 def sequence(count: int) -> list[Any]:
     """Colours for an ordered parameter (β, say), dark to light."""
     return list(mpl.colormaps["viridis"](np.linspace(0.05, 0.85, count)))
+
+
+def handle(**kwargs: Any) -> Line2D:
+    """A line or a marker that only a legend shows."""
+    return Line2D([], [], **kwargs)

@@ -2,12 +2,14 @@
 theorem, checked with their numbers (arXiv:2605.10931, Assumptions 1 to 3 and Corollary 2).
 """
 
+from functools import partial
 from typing import NamedTuple
 
 import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax import lax
 from jaxtyping import Array, Float
 
 from . import sphere
@@ -30,7 +32,7 @@ class Eigenspaces(eqx.Module):
     eigenvalues: Float[Array, " k"]
     vectors: Float[Array, "d d"]
     multiplicities: tuple[int, ...] = eqx.field(static=True)
-    asymmetry: float = eqx.field(static=True)
+    asymmetry: Float[Array, ""]
 
     @property
     def bases(self) -> list[Float[Array, "d _"]]:
@@ -76,35 +78,129 @@ class Eigenspaces(eqx.Module):
         return jnp.add.reduceat(mass, first, axis=-1)
 
 
-def eigenspaces(matrix: ArrayLike, tolerance: float | None = None) -> Eigenspaces:
-    """Eigenvalues of (M + Mᵀ)/2, grouped: neighbours closer than `tolerance`·‖M‖₂ are one.
+def eigenspaces(
+    matrix: ArrayLike,
+    tolerance: float | None = None,
+    multiplicities: tuple[int, ...] | None = None,
+) -> Eigenspaces:
+    """Eigenvalues of S = (M + Mᵀ)/2, grouped: neighbours closer than `tolerance`·‖M‖₂ are one.
 
     Computed in double precision, whatever the matrix comes in; `tolerance` defaults to ε^{2/3} of
-    the precision it comes in. Not differentiable: the grouping decides shapes.
+    the precision it comes in. `multiplicities` says instead how many eigenvalues, from the largest
+    on, make each group. Under `jax.jit` and `jax.vmap` it must, and the precision is JAX's default.
+
+    Differentiable in M, once and twice, as far as eigenspaces are: the mean of a group and every
+    function of the projectors P_E have their derivatives, also where a group splits. A basis of an
+    eigenspace of dimension above one has none; its vectors are moved without turning inside it.
+
+    **Raises:** `InputError` for multiplicities that do not sum to d, or that are not given where
+    the matrix is traced.
     """
-    matrix = np.asarray(matrix)
-    if matrix.dtype not in (np.float32, np.float64):
-        matrix = matrix.astype(np.float64)
-    if tolerance is None:
-        tolerance = float(np.finfo(matrix.dtype).eps) ** (2 / 3)
-    matrix = matrix.astype(np.float64)
-    values, vectors = np.linalg.eigh((matrix + matrix.T) / 2)
-    values, vectors = values[::-1], vectors[:, ::-1]
-    scale = np.linalg.norm(matrix)
-    breaks = np.flatnonzero(values[:-1] - values[1:] > tolerance * np.abs(values).max()) + 1
-    groups = np.split(np.arange(len(values)), breaks)
+    known = lax.stop_gradient(matrix) if isinstance(matrix, jax.core.Tracer) else matrix
     dtype = jnp.zeros(()).dtype
+    if isinstance(known, jax.core.Tracer):
+        if multiplicities is None:
+            raise InputError(
+                "the dimensions of the eigenspaces must be known when compiling: under jax.jit or "
+                "jax.vmap give `multiplicities`, those of all eigenvalues from the largest on"
+            )
+        values, vectors = jnp.linalg.eigh(_symmetric(known.astype(dtype)))
+        values, vectors = values[::-1], vectors[:, ::-1]
+    else:
+        known = np.asarray(known)
+        if known.dtype not in (np.float32, np.float64):
+            known = known.astype(np.float64)
+        if tolerance is None:
+            tolerance = float(np.finfo(known.dtype).eps) ** (2 / 3)
+        known = known.astype(np.float64)
+        values, vectors = np.linalg.eigh(_symmetric(known))
+        values, vectors = values[::-1], vectors[:, ::-1]
+    if multiplicities is None:
+        breaks = np.flatnonzero(values[:-1] - values[1:] > tolerance * np.abs(values).max()) + 1
+        multiplicities = tuple(np.diff((0, *breaks, len(values))).tolist())
+    elif min(multiplicities, default=0) < 1 or sum(multiplicities) != len(values):
+        raise InputError(
+            f"multiplicities is {tuple(multiplicities)}; it must be positive integers that sum to "
+            f"the dimension {len(values)}"
+        )
+    first = np.cumsum((0, *multiplicities[:-1]))
+    if isinstance(matrix, jax.core.Tracer):
+        matrix = matrix.astype(dtype)
+        values, vectors = (jnp.asarray(a, dtype) for a in (values, vectors))
+        start = jnp.diag(values), vectors
+        blocks, vectors = _eigenbasis(_symmetric(matrix), *start, tuple(multiplicities))
+        means = jnp.add.reduceat(jnp.diagonal(blocks), first) / np.asarray(multiplicities, dtype)
+        scale = sphere.norm(matrix.ravel())
+        asymmetry = sphere.norm((matrix - matrix.T).ravel()) / jnp.where(scale > 0, scale, 1)
+    else:
+        means = np.add.reduceat(values, first) / multiplicities
+        scale = np.linalg.norm(known)
+        asymmetry = np.linalg.norm(known - known.T) / scale if scale > 0 else 0.0
     return Eigenspaces(
-        eigenvalues=jnp.asarray([values[group].mean() for group in groups], dtype),
+        eigenvalues=jnp.asarray(means, dtype),
         vectors=jnp.asarray(vectors, dtype),
-        multiplicities=tuple(len(group) for group in groups),
-        asymmetry=float(np.linalg.norm(matrix - matrix.T) / scale) if scale > 0 else 0.0,
+        multiplicities=tuple(multiplicities),
+        asymmetry=jnp.asarray(asymmetry, dtype),
     )
 
 
-def spectrum(attention: Attention, tolerance: float | None = None) -> Eigenspaces:
-    """The eigenspaces of M = VBᵀ: its gap γ, its dominant eigenspace E and the projection Π."""
-    return eigenspaces(attention.interaction, tolerance)
+def spectrum(
+    attention: Attention,
+    tolerance: float | None = None,
+    multiplicities: tuple[int, ...] | None = None,
+) -> Eigenspaces:
+    """The eigenspaces of M = VBᵀ: its gap γ, its dominant eigenspace E and the projection Π.
+
+    Arguments, derivatives and errors as for `eigenspaces`.
+    """
+    return eigenspaces(attention.interaction, tolerance, multiplicities)
+
+
+def _symmetric(matrix):
+    return (matrix + matrix.T) / 2
+
+
+# Eigenvectors of one group carry no derivative of their own: only the space they span moves. Let T
+# be VᵀSV, block diagonal with one block a group, and at the point itself diagonal. Then dV = VX
+# with X zero inside the groups and XT − TX = VᵀdSV outside them, where nothing is divided by
+# differences inside a group; dT is VᵀdSV inside the groups.
+
+
+@partial(jax.custom_jvp, nondiff_argnums=(3,))
+def _eigenbasis(symmetric, blocks, vectors, multiplicities):
+    """(T, V) at S, which are already known: here only to be given their derivatives."""
+    return blocks, vectors
+
+
+@_eigenbasis.defjvp
+def _eigenbasis_jvp(multiplicities, primals, tangents):
+    symmetric, blocks, vectors = primals
+    blocks, vectors = _eigenbasis(symmetric, blocks, vectors, multiplicities)
+    change = _product(_product(vectors.T, tangents[0]), vectors)
+    inside = _inside(multiplicities)
+    turn = _product(vectors, _sylvester(blocks, change, multiplicities))
+    return (blocks, vectors), (jnp.where(inside, change, 0), turn)
+
+
+def _sylvester(blocks, right, multiplicities):
+    """X with XT − TX = C outside the groups and X = 0 inside, for T that has become diagonal."""
+    inside = _inside(multiplicities)
+    values = jnp.diagonal(blocks)
+    gaps = jnp.where(inside, 1, values - values[:, None])
+    # T less its diagonal is zero, its derivative is not: the last line is for second derivatives.
+    rest = blocks - jnp.diag(values)
+    x = jnp.where(inside, 0, right / gaps)
+    return x + jnp.where(inside, 0, (_product(rest, x) - _product(x, rest)) / gaps)
+
+
+def _inside(multiplicities: tuple[int, ...]) -> np.ndarray:
+    """Which entries of a matrix belong to a diagonal block."""
+    group = np.repeat(np.arange(len(multiplicities)), multiplicities)
+    return group == group[:, None]
+
+
+def _product(a, b):
+    return jnp.matmul(a, b, precision="highest")
 
 
 class Finding(NamedTuple):
@@ -147,12 +243,13 @@ def assumptions(attention: Attention, law: AbstractLaw | None = None) -> Assumpt
     eps = float(jnp.finfo(attention.key_query.dtype).eps)
     rank = int(np.sum(singular > singular[0] * len(b) * eps))
     condition = float(singular[0] / singular[-1]) if rank == len(b) else float("inf")
+    asymmetry = float(spaces.asymmetry)
     gap, multiplicity = float(spaces.gap), spaces.multiplicities[0]
 
     failures = []
     if rank < len(b):
         failures.append("B is singular")
-    if spaces.asymmetry > eps ** (2 / 3):
+    if asymmetry > eps ** (2 / 3):
         failures.append("M is not symmetric")
     if gap == 0:
         failures.append("the gap is zero")
@@ -161,7 +258,7 @@ def assumptions(attention: Attention, law: AbstractLaw | None = None) -> Assumpt
         not failures,
         ", ".join(failures) or "B is invertible, M = VBᵀ is symmetric, the gap is positive",
         {
-            "asymmetry": spaces.asymmetry,
+            "asymmetry": asymmetry,
             "cond_B": condition,
             "norm_B": float(singular[0]),
             "rank_B": rank,

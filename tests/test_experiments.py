@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 import xarray as xr
 import yaml
-from checkpoints import LAYERS, TEXT, write
+from checkpoints import LAYERS, TEXT, random_tensors, write
 
 from jaxmf import InputError, Uniform, experiments
 from jaxmf.errors import NonFiniteError
@@ -442,6 +442,28 @@ def test_pretrained_runs_real_layers(tmp_path):
     assert float(data["radius"].sel(layer=LAYERS - 1)) == pytest.approx(radius, rel=1e-6)
     assert "A1 fails" in result.summary["runs"][0]["assumptions"]
     assert {"overlaps.png", "cosines.png"} <= {path.name for path in (tmp_path / "out").iterdir()}
+
+
+def test_pretrained_runs_heads_with_equal_eigenvalues(tmp_path):
+    """A head whose values are zero: M = V = 0, one eigenspace, yet as many eigenvectors as ever."""
+    tensors = random_tensors()
+    tensors["encoder.layer.0.attention.self.value.weight"] *= 0
+    write(tmp_path / "model", tensors)
+    (tmp_path / "text.txt").write_text(TEXT)
+    config = {
+        "experiment": "pretrained",
+        "checkpoint": "model",
+        "text": "text.txt",
+        "layers": [0, 1],
+        "heads": [0, "sum"],
+        "time": {"end": 1, "steps": 2, "save": 1},
+    }
+    (tmp_path / "config.yaml").write_text(yaml.safe_dump(config))
+    data = run(tmp_path / "config.yaml").dataset
+    still = data.sel(layer=0, head="0")
+    np.testing.assert_array_equal(still["eigenvalue_m"], 0)
+    np.testing.assert_allclose(data["overlap_m"].sum("eigenspace"), 1, atol=1e-5)
+    assert np.all(np.isfinite(data["overlap_v"]))
 
 
 @pytest.mark.parametrize(

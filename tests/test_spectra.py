@@ -8,16 +8,21 @@ from hypothesis import given
 from oracles import DTYPES, eps, invertible, rotation, seeds, simplex, sphere_points
 
 from jaxmf import (
+    RK4,
     Attention,
     InputError,
     Measure,
+    SoftmaxAttention,
     Tokens,
     Uniform,
     VonMisesFisher,
     assumptions,
     eigenspaces,
+    flow,
     spectrum,
+    sphere,
 )
+from jaxmf.transport import to_axis
 
 EIGENVALUES = np.array([2.0, 2.0, 0.5, -1.0, -1.0, -1.0])
 MULTIPLICITIES = (2, 1, 3)
@@ -237,3 +242,137 @@ def test_without_a_law_its_assumptions_are_unknown():
     report = assumptions(Attention(np.diag([2.0, 1, 0.5]), np.eye(3)))
     assert [f.holds for f in report.findings] == [True, None, None]
     assert report.findings[1].statement == "unknown: no law was given"
+
+
+# Derivatives
+
+
+def central(f, h=1e-5):
+    """f′(0) by differences, of order h⁴."""
+    return (8 * (f(h) - f(-h)) - (f(2 * h) - f(-2 * h))) / (12 * h)
+
+
+def weights_of(rng, values):
+    """V and B with VBᵀ symmetric, of these eigenvalues; and directions that break all of that."""
+    b = invertible(rng, len(values))
+    symmetric, _ = with_eigenvalues(rng, np.asarray(values))
+    start = symmetric @ np.linalg.inv(b.T), b
+    return start, tuple(rng.normal(size=b.shape) for _ in start)
+
+
+QUANTITIES = {
+    "project": lambda spaces, mu: jnp.sum(jnp.sin(3 * spaces.project(mu).points) * mu.points**2),
+    "overlap": lambda spaces, mu: jnp.sum(jnp.cos(jnp.arange(1.0, 4) * spaces.overlap(mu)[:3])),
+    "gap": lambda spaces, mu: spaces.gap**2,
+}
+
+
+@pytest.mark.parametrize("name", QUANTITIES)
+@pytest.mark.parametrize("jit", [False, True])
+@pytest.mark.parametrize(
+    ("values", "multiplicities"),
+    [([2.0, 1.0, 0.4, -1.0], (1, 1, 1, 1)), ([2.0, 2.0, 0.4, 0.1, 0.1], (2, 1, 2))],
+    ids=["simple", "double"],
+)
+def test_derivatives_in_value_and_key_query(rng, values, multiplicities, jit, name):
+    """Also along directions that split a group, where its space and its mean stay smooth."""
+    start, direction = weights_of(rng, values)
+    mu = Measure(sphere_points(rng, 30, len(values)), simplex(rng, 30))
+
+    def quantity(v, b, multiplicities=None):
+        return QUANTITIES[name](spectrum(Attention(v, b), multiplicities=multiplicities), mu)
+
+    def along(h):
+        return quantity(*(a + h * da for a, da in zip(start, direction, strict=True)), given)
+
+    # Eagerly the groups are found; elsewhere than at the point itself they have to be given.
+    given = multiplicities
+    expected = central(along)
+    f = jax.jit(quantity, static_argnums=2) if jit else quantity
+    told = (multiplicities,) if jit else ()
+
+    def called(v, b):
+        return f(v, b, *told)
+
+    forward = jax.jvp(called, start, direction)[1]
+    gradient = jax.grad(called, argnums=(0, 1))(*start)
+    reverse = sum(np.sum(g * da) for g, da in zip(gradient, direction, strict=True))
+    np.testing.assert_allclose([forward, reverse], expected, rtol=1e-6)
+    np.testing.assert_allclose(called(*start), quantity(*start), rtol=1e-12)
+
+
+@pytest.mark.parametrize("values", [[2.0, 1.0, 0.4], [2.0, 2.0, 0.4, 0.1]])
+def test_second_derivatives(rng, values):
+    start, direction = weights_of(rng, values)
+    mu = Measure(sphere_points(rng, 30, len(values)))
+    multiplicities = (values.count(2.0), *(1,) * (len(values) - values.count(2.0)))
+
+    def along(h):
+        v, b = (a + h * da for a, da in zip(start, direction, strict=True))
+        return QUANTITIES["project"](spectrum(Attention(v, b), None, multiplicities), mu)
+
+    slope = jax.jit(jax.grad(along))
+    second = jax.grad(jax.grad(along))(0.0)
+    np.testing.assert_allclose(second, central(slope), rtol=1e-6)
+    np.testing.assert_allclose(jax.jvp(jax.grad(along), (0.0,), (1.0,))[1], second, rtol=1e-10)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_no_derivative_is_nan_where_eigenvalues_coincide_or_the_matrix_is_symmetric(dtype):
+    def everything(m):
+        spaces = eigenspaces(m)
+        projectors = sum(i * basis @ basis.T for i, basis in enumerate(spaces.bases))
+        return jnp.sum(projectors**3) + jnp.sum(spaces.eigenvalues) + spaces.asymmetry
+
+    for matrix in (np.eye(3), np.zeros((3, 3)), np.diag([2.0, 2.0, 1.0])):
+        matrix = jnp.asarray(matrix, dtype)
+        assert np.all(np.isfinite(jax.grad(everything)(matrix)))
+        asymmetry = jax.grad(lambda m: eigenspaces(m).asymmetry)(matrix)
+        np.testing.assert_array_equal(asymmetry, 0)
+
+
+def test_asymmetry_is_differentiable_away_from_symmetry(rng):
+    m, dm = rng.normal(size=(2, 4, 4))
+    derivative = jax.jvp(lambda m: eigenspaces(m).asymmetry, (m,), (dm,))[1]
+    expected = central(lambda h: eigenspaces(m + h * dm).asymmetry)
+    np.testing.assert_allclose(derivative, expected, rtol=1e-8)
+
+
+@pytest.mark.parametrize("jit", [False, True])
+def test_derivatives_of_a_distance_through_flow_and_projection(rng, jit):
+    """W₂(ρₜ, Π♯ρ₀) in V and B, both of which move the tokens and the axis they are sent to."""
+    start, direction = weights_of(rng, [2.0, 0.8, 0.3])
+    # No token near the equator, where the sign of ⟨x, e⟩ may change along the way.
+    mu0 = Measure(sphere_points(rng, 40, 3), simplex(rng, 40))
+    mu0 = (
+        spectrum(Attention(*start))
+        .project(mu0)
+        .move(sphere.normalise(mu0.points + 0.5 * spectrum(Attention(*start)).project(mu0).points))
+    )
+
+    def distance(v, b):
+        attention = Attention(v, b)
+        target = spectrum(attention, multiplicities=(1, 1, 1)).project(mu0)
+        return to_axis(flow(SoftmaxAttention(attention, 5.0), mu0, 0.5, RK4(steps=10)), target)
+
+    f = jax.jit(distance) if jit else distance
+    expected = central(
+        lambda h: f(*(a + h * da for a, da in zip(start, direction, strict=True))), 1e-4
+    )
+    gradient = jax.grad(f, argnums=(0, 1))(*start)
+    reverse = sum(np.sum(g * da) for g, da in zip(gradient, direction, strict=True))
+    np.testing.assert_allclose([jax.jvp(f, start, direction)[1], reverse], expected, rtol=1e-5)
+
+
+def test_traced_matrices_need_multiplicities():
+    matrix = jnp.diag(jnp.array([2.0, 1.0, 1.0]))
+    message = r"must be known when compiling: under jax.jit or jax.vmap give `multiplicities`"
+    with pytest.raises(InputError, match=message):
+        jax.jit(lambda m: eigenspaces(m).gap)(matrix)
+    with pytest.raises(InputError, match=message):
+        jax.vmap(lambda m: eigenspaces(m).gap)(matrix[None])
+    gap = jax.vmap(lambda m: eigenspaces(m, multiplicities=(1, 2)).gap)(matrix[None])
+    np.testing.assert_allclose(gap, [1], rtol=1e-14)
+    for wrong in ((1, 1), (0, 3), ()):
+        with pytest.raises(InputError, match="positive integers that sum to the dimension 3"):
+            eigenspaces(matrix, multiplicities=wrong)

@@ -128,8 +128,9 @@ def _journey(
         radius=radius,
         beta=beta,
         field=HeadSum(fields) if head == "sum" else fields[0],
-        interaction=eigenspaces(interaction, tolerance=0.0),
-        value=eigenspaces(value, tolerance=0.0),
+        # Every eigenvector by itself, equal eigenvalues or not: one shape for every layer and head.
+        interaction=eigenspaces(interaction, multiplicities=(1,) * measure.dimension),
+        value=eigenspaces(value, multiplicities=(1,) * measure.dimension),
         heads=found,
     )
 
@@ -165,8 +166,7 @@ def run(prepared: Prepared, monitor: Monitor) -> Result:
     for journey in journeys:
         mu, place = journey.measure, {"layer": journey.layer, "head": journey.head}
         interval = jnp.asarray(times[1], mu.points.dtype)
-        # The eigenvalues' grouping is static: with tolerance zero all are apart, in every layer.
-        spaces = (_same_shape(journey.interaction), _same_shape(journey.value))
+        spaces = (journey.interaction, journey.value)
         kind = journey.head == "sum"
         if not programs:
             look = clock(observe, mu, spaces)
@@ -187,12 +187,6 @@ def run(prepared: Prepared, monitor: Monitor) -> Result:
         dataset["tokens_final"].loc[place] = np.asarray(mu.points)
         monitor.keep(result())
     return result()
-
-
-def _same_shape(spaces: Eigenspaces) -> Eigenspaces:
-    """Without what is static and differs between layers, which would mean another program."""
-    d = len(spaces.vectors)
-    return Eigenspaces(spaces.eigenvalues, spaces.vectors, (1,) * d, 0.0)
 
 
 def _empty(
