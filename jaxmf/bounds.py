@@ -6,7 +6,6 @@ are known: `zero_temperature_bound`, whose rate rests on the moments `inverse_mo
 """
 
 import functools
-import itertools
 import math
 import warnings
 from typing import NamedTuple
@@ -50,10 +49,7 @@ class ConcentrationBound(eqx.Module):
 
     def __check_init__(self):
         for name in ("K1", "C1", "K2", "c"):
-            value = getattr(self, name)
-            if not isinstance(value, jax.core.Tracer):
-                value = np.asarray(value)
-                _check(name, value, np.isfinite(value) & (value > 0), "finite and positive")
+            _check_positive(name, getattr(self, name))
 
     def __call__(self, beta: ArrayLike, t: ArrayLike) -> Float[Array, "..."]:
         """The bound at β > 0 and t ≥ 0; infinite where it exceeds every float."""
@@ -125,11 +121,15 @@ def _log_s(beta: ArrayLike) -> Float[Array, "..."]:
     return jnp.log(jnp.log1p(beta) / beta) / 2
 
 
-def _check(name: str, values: np.ndarray, good: np.ndarray, right: str) -> None:
-    if not np.all(good):
-        where = np.argwhere(~good)[0]
-        index = "[" + ", ".join(map(str, where)) + "]" if len(where) else ""
-        raise InputError(f"{name}{index} is {values[tuple(where)]}; it must be {right}")
+def _check_positive(name: str, values: ArrayLike, or_zero: bool = False) -> None:
+    if isinstance(values, jax.core.Tracer):
+        return
+    values = np.asarray(values)
+    bad = np.argwhere(~(np.isfinite(values) & ((values >= 0) if or_zero else (values > 0))))
+    if len(bad):
+        index = "[" + ", ".join(map(str, bad[0])) + "]" if values.ndim else ""
+        right = "≥ 0" if or_zero else "positive"
+        raise InputError(f"{name}{index} is {values[tuple(bad[0])]}; it must be finite and {right}")
 
 
 class Fit(NamedTuple):
@@ -163,9 +163,7 @@ def fit_bound(beta: ArrayLike, t: ArrayLike, w2: ArrayLike, c: float | int | Non
     tables = {"beta": beta, "t": t, "w2": w2} | ({} if c is None else {"c": c})
     tables = {name: np.asarray(table, np.float64) for name, table in tables.items()}
     for name, table in tables.items():
-        positive = name in ("beta", "c")
-        good = np.isfinite(table) & ((table > 0) if positive else (table >= 0))
-        _check(name, table, good, "finite and " + ("positive" if positive else "≥ 0"))
+        _check_positive(name, table, or_zero=name in ("t", "w2"))
     beta, t, w2 = tables["beta"], tables["t"], tables["w2"]
     try:
         beta, t, w2 = np.broadcast_arrays(beta, t, w2)
@@ -181,72 +179,93 @@ def fit_bound(beta: ArrayLike, t: ArrayLike, w2: ArrayLike, c: float | int | Non
             "many"
         )
     measured = w2 > 0
-    # The logarithms of the two terms with K₁ = K₂ = 1 and without their rates, relative to w2.
     log_s = np.log(np.log1p(beta[measured]) / beta[measured]) / 2
-    terms = np.stack([log_s, np.zeros_like(log_s)], axis=1) - np.log(w2[measured])[:, None]
-    theta = _tightest(terms, t[measured], tables.get("c"))
-    ratio = np.exp(_log_ratio(theta, terms, t[measured]))
+    k1, c1, k2, c = _tightest(log_s, t[measured], np.log(w2[measured]), tables.get("c"))
+    late, early = log_s + k1 + c1 * t[measured], k2 - c * t[measured]
+    ratio = np.exp(np.logaddexp(late, early) - np.log(w2[measured]))
     touches = np.argwhere(measured)[ratio - 1 < 1e-9]
 
-    k1, c1, k2, c = np.exp(theta)
     lift = 4 * float(jnp.finfo(jnp.zeros(()).dtype).eps)
     while True:
-        bound = ConcentrationBound((1 + lift) * k1, c1, (1 + lift) * k2, c)
+        bound = ConcentrationBound((1 + lift) * np.exp(k1), c1, (1 + lift) * np.exp(k2), c)
         slack = np.asarray(bound(beta, t), np.float64) - w2
         if np.all(slack >= 0):
             return Fit(bound, slack, touches, float(ratio.mean()))
         lift *= 2
 
 
-def _tightest(terms: np.ndarray, t: np.ndarray, c: np.ndarray | None) -> np.ndarray:
-    """log (K₁, C₁, K₂, c) of the least mean ratio, for `terms` as in `_log_ratio`.
+def _tightest(
+    log_s: np.ndarray, t: np.ndarray, log_w2: np.ndarray, c: np.ndarray | None
+) -> np.ndarray:
+    """(log K₁, C₁, log K₂, c) of the least mean ratio.
 
-    The best constants (K₁, K₂) for given rates are a linear programme. Its value has several local
-    minima in the rates, so a grid of them is searched, and the best are polished by sequential
-    quadratic programming in all four constants.
+    The best (K₁, K₂) for given rates are a linear programme. Its value has several local minima in
+    the rates, so a grid of them is searched, and the best are improved in all four constants by
+    sequential quadratic programming. In these the log of the bound is convex: a step that keeps the
+    linearised bound above the table keeps the bound above it.
     """
-    positive = t[t > 0]
-    last, first = (positive.max(), positive.min()) if len(positive) else (1.0, 1.0)
-    # A rate matters if its term changes over the table, and not only before the first time.
-    late = np.log(np.geomspace(1e-2, 40, 24) / last)
-    early = np.log(np.geomspace(1e-2 / last, 40 / first, 32) if c is None else [c])
-    grid = [_programme(terms, t, rates) for rates in itertools.product(late, early)]
-    values = np.array([_mean_ratio(theta, terms, t) for theta in grid]).reshape(24, -1)
-    padded = np.pad(values, 1, constant_values=np.inf)
-    around = np.lib.stride_tricks.sliding_window_view(padded, (3, 3)).min(axis=(2, 3))
-    minima = np.flatnonzero(values == around)
-    # Where the value does not depend on a rate, one of its grid points stands for all.
-    _, distinct = np.unique(values.ravel()[minima].round(12), return_index=True)
+    last = t.max() or 1.0
+    t = t / last
+    first = t[t > 0].min(initial=1.0)
+    offsets = np.stack([log_s - log_w2, -log_w2], axis=1)
+    times = np.stack([t, -t], axis=1)
 
-    widest = np.log([1e-6 / last, 40 / last]), np.log([1e-6 / last, 40 / first])
-    bounds = [(None, None), widest[0], (None, None), widest[1] if c is None else (early, early)]
-    found = [grid[i] for i in minima[distinct[:4]]]
+    def log_ratio(theta):
+        return np.logaddexp(*(offsets + theta[::2] + theta[1::2] * times).T)
+
+    def slopes(theta):
+        late, early = (offsets + theta[::2] + theta[1::2] * times).T
+        share = special.expit(late - early)
+        return np.stack([share, share * t, 1 - share, (share - 1) * t], axis=1)
+
+    def mean(theta):
+        with np.errstate(over="ignore"):  # a line search may go far before it comes back
+            return np.exp(log_ratio(theta)).mean()
+
+    def gradient(theta):
+        return np.exp(log_ratio(theta)) @ slopes(theta) / len(t)
+
+    def best(c1, c):
+        rates = np.array([c1, c])
+        k1, k2 = _programme(offsets + rates * times)
+        return np.array([k1, c1, k2, c])
+
+    # Up to where a term changes by e^40 over the table, or before its first positive time.
+    late = np.concatenate([np.geomspace(1e-2, 1, 8), np.arange(2.0, 41.0)])
+    early = np.geomspace(1e-2, 40 / first, 24) if c is None else c * last
+    grid = np.array([[best(c1, c) for c in np.atleast_1d(early)] for c1 in late])
+    values = np.apply_along_axis(mean, 2, grid)
+    around = np.lib.stride_tricks.sliding_window_view(
+        np.pad(values, 1, constant_values=np.inf), (3, 3)
+    ).min(axis=(2, 3))
+    minima = grid[values == around]
+    # Where the value does not depend on a rate, one of its grid points stands for all.
+    _, distinct = np.unique(values[values == around].round(12), return_index=True)
+
+    limits = [(None, None), (1e-6, 40), (None, None)]
+    limits.append((1e-6, 40 / first) if c is None else (early, early))
+    found = [minima[i] for i in distinct[:4]]
     for theta in found.copy():
-        polished = optimize.minimize(
-            _mean_ratio,
+        improved = optimize.minimize(
+            mean,
             theta,
-            (terms, t),
             method="SLSQP",
-            jac=lambda theta, *data: (
-                np.exp(_log_ratio(theta, *data)) @ _slopes(theta, *data) / len(t)
-            ),
-            bounds=bounds,
-            constraints={"type": "ineq", "fun": _log_ratio, "jac": _slopes, "args": (terms, t)},
+            jac=gradient,
+            bounds=limits,
+            constraints={"type": "ineq", "fun": log_ratio, "jac": slopes},
             options={"maxiter": 200, "ftol": 1e-14},
         )
-        found.append(_programme(terms, t, polished.x[1::2]))
-    return min(found, key=lambda theta: _mean_ratio(theta, terms, t))
+        found.append(best(*improved.x[1::2]))
+    return min(found, key=mean) / [1, last, 1, last]
 
 
-def _programme(terms: np.ndarray, t: np.ndarray, rates: tuple[float, float]) -> np.ndarray:
-    """log (K₁, C₁, K₂, c) with the (K₁, K₂) ≥ 0 of the least mean ratio, for given (log C₁, log c).
+def _programme(exponents: np.ndarray) -> np.ndarray:
+    """log K for the K ≥ 0 with K·pᵢ ≥ 1 for all i and K·p̄ smallest, pᵢ = exp(exponentsᵢ).
 
-    K·pᵢ ≥ 1 for the points pᵢ, with K·p̄ as small as possible for their mean p̄: K is the edge of
-    the lower left hull of the points that the ray through p̄ crosses. Starting from the extreme
-    points on either side of the ray, the point furthest below the edge replaces the one on its
-    side.
+    K is the edge of the lower left hull of the points p₁, p₂, … ∈ R² that the ray through their
+    mean p̄ crosses. Starting from the extreme points on either side of the ray, the point furthest
+    below the edge replaces the one on its side.
     """
-    exponents = terms + np.exp(rates) * np.stack([t, -t], axis=1)
     scale = exponents.max(axis=0)
     p = np.exp(exponents - scale)
     mean = p.mean(axis=0)
@@ -258,40 +277,15 @@ def _programme(terms: np.ndarray, t: np.ndarray, rates: tuple[float, float]) -> 
         k = np.array([0, 1 / p[j, 1]])
     else:
         for _ in range(len(p)):
-            k = np.array([p[j, 1] - p[i, 1], p[i, 0] - p[j, 0]])
-            height = p @ (k / (p[i, 0] * p[j, 1] - p[i, 1] * p[j, 0]))
+            k = np.array([p[i, 1] - p[j, 1], p[j, 0] - p[i, 0]])  # across the edge
+            height = p @ k
             lowest = np.argmin(height)
-            if lowest in (i, j) or height[lowest] > 1 - 1e-14:
+            if lowest in (i, j) or height[lowest] > height[i] * (1 - 1e-14):
                 break
             i, j = (lowest, j) if above[lowest] > 0 else (i, lowest)
         k = k / (p @ k).min()
     # A constant is positive, if only by a rounding unit.
-    k1, k2 = np.log(np.maximum(k, np.finfo(float).eps)) - scale
-    return np.array([k1, rates[0], k2, rates[1]])
-
-
-def _log_ratio(theta: np.ndarray, terms: np.ndarray, t: np.ndarray) -> np.ndarray:
-    """log(bound/w2) at every point, θ = log (K₁, C₁, K₂, c), terms = log (s, 1)/w2."""
-    return np.logaddexp(*_exponents(theta, terms, t))
-
-
-def _mean_ratio(theta: np.ndarray, terms: np.ndarray, t: np.ndarray) -> float:
-    return np.exp(_log_ratio(theta, terms, t)).mean()
-
-
-def _slopes(theta: np.ndarray, terms: np.ndarray, t: np.ndarray) -> np.ndarray:
-    """The derivatives of `_log_ratio` in θ."""
-    late, early = _exponents(theta, terms, t)
-    share = special.expit(late - early)
-    c1, c = np.exp(theta[1::2])
-    return np.stack([share, share * c1 * t, 1 - share, (share - 1) * c * t], axis=1)
-
-
-def _exponents(
-    theta: np.ndarray, terms: np.ndarray, t: np.ndarray
-) -> tuple[np.ndarray, np.ndarray]:
-    k1, log_c1, k2, log_c = theta
-    return k1 + terms[:, 0] + np.exp(log_c1) * t, k2 + terms[:, 1] - np.exp(log_c) * t
+    return np.log(np.maximum(k, np.finfo(float).eps)) - scale
 
 
 def zero_temperature_bound(
@@ -312,9 +306,7 @@ def zero_temperature_bound(
     is no bound; for another law, another dimension, or t < 0.
     """
     t = _floating(t)
-    if not isinstance(t, jax.core.Tracer):
-        times = np.asarray(t)
-        _check("t", times, np.isfinite(times) & (times >= 0), "finite and ≥ 0")
+    _check_positive("t", t, or_zero=True)
     if source.dimension != attention.dimension:
         raise InputError(
             f"source has dimension {source.dimension} and attention {attention.dimension}; they "
@@ -410,7 +402,7 @@ def inverse_moment(source: Measure | AbstractLaw, basis: ArrayLike, p: float | i
     off = np.abs(basis.T @ basis - np.eye(k)).max(initial=0)
     if k == 0 or off > 1e-5:
         raise InputError(f"the {k} columns of basis are off orthonormal by {off:.3g}")
-    _check("p", np.asarray(p), np.isfinite(p) & (p > 0), "finite and positive")
+    _check_positive("p", p)
     if isinstance(source, Uniform):
         if k == d:
             value = 1.0

@@ -1,7 +1,11 @@
+import jax
 import jax.numpy as jnp
 import numpy as np
+import pytest
+from hypothesis import given
+from oracles import seeds
 
-from jaxmf import Measure
+from jaxmf import InputError, Measure, window
 from jaxmf.observables import cosine_histogram, resultant_length
 
 
@@ -26,3 +30,81 @@ def test_cosines_of_coincident_tokens_fall_into_the_last_bin():
     x = np.full((5, 7), 7**-0.5)  # its square rounds to a little more than one
     histogram = cosine_histogram(Measure(x), jnp.linspace(-1, 1, 11))
     np.testing.assert_allclose(histogram, np.eye(10)[-1], rtol=1e-14)
+
+
+# The window of a curve
+
+
+@given(seeds)
+def test_window_is_the_first_crossing_down_and_the_next_crossing_up(seed):
+    rng = np.random.default_rng(seed)
+    times = np.cumsum(rng.uniform(0.1, 1, 12))
+    values = rng.uniform(0, 2, (40, 12))
+    for curve, entry, exit in zip(values, *window(times, values, 0.6), strict=True):
+        expected = [np.nan, np.nan]
+        for i in range(12):
+            if np.isnan(expected[0]) and curve[i] <= 0.6:
+                expected[0] = times[0]
+                if i > 0:
+                    expected[0] = np.interp(-0.6, -curve[i - 1 : i + 1], times[i - 1 : i + 1])
+            elif not np.isnan(expected[0]) and np.isnan(expected[1]) and curve[i] > 0.6:
+                expected[1] = np.interp(0.6, curve[i - 1 : i + 1], times[i - 1 : i + 1])
+        np.testing.assert_allclose([entry, exit], expected, rtol=1e-13)
+
+
+def test_window_of_curves_that_start_inside_never_enter_or_never_leave():
+    times = np.array([1.0, 2, 3])
+    curves = np.array([[0.0, 1, 2], [2, 2, 2], [2, 1, 0], [0, 0, 0], [1, 2, 0], [np.nan, 2, 0]])
+    entry, exit = window(times, curves, 1.0)
+    np.testing.assert_array_equal(entry, [1, np.nan, 2, 1, 1, 2.5])
+    np.testing.assert_array_equal(exit, [2, np.nan, np.nan, np.nan, 1, np.nan])
+    # One tolerance for each curve, or several for one.
+    np.testing.assert_array_equal(window(times, curves[:2], np.array([0.5, 2]))[0], [1, 1])
+    np.testing.assert_array_equal(window(times, curves[2], np.array([0.5, 1.5]))[0], [2.5, 1.5])
+    assert np.shape(window([0, 1], [2, 0], 1)[0]) == () and window([0, 1], [2, 0], 1)[0] == 0.5
+
+
+def bound(beta, t):
+    return np.exp(0.5) * beta**-0.5 * jnp.exp(0.4 * t) + jnp.exp(-0.7 * t)
+
+
+def test_window_moves_with_beta_by_the_implicit_function_theorem():
+    """d exit/dβ = −(∂W/∂β)/(∂W/∂t), to first order in the distance of the times."""
+    tolerance, errors = 0.5, []
+    for count in (41, 401, 4001):
+        times = jnp.linspace(0, 8, count)
+
+        def ends(beta, times=times):
+            return jnp.stack(window(times, bound(beta, times), tolerance))
+
+        t, slope = jax.jit(lambda beta, ends=ends: jax.jvp(ends, (beta,), (1.0,)))(200.0)
+        by_beta, by_time = (jax.vmap(jax.grad(bound, i), (None, 0))(200.0, t) for i in (0, 1))
+        np.testing.assert_allclose(slope, jax.jacrev(ends)(200.0), rtol=1e-12)
+        np.testing.assert_allclose(bound(200.0, t), tolerance, atol=0.3 * (8 / count) ** 2)
+        errors.append(np.abs(slope / (-by_beta / by_time) - 1))
+    assert np.all(errors[-1] < 2e-3)
+    assert np.all(np.max(errors[0]) > 10 * errors[-1])
+
+
+def test_window_has_finite_derivatives_beside_what_is_not_seen():
+    times = jnp.arange(3.0)
+    curves = jnp.array([[0.0, 1, 2], [2, 2, 2], [2, 0, 0], [2, 0, 2]])
+
+    def total(values, tolerance):
+        entry, exit = jax.vmap(lambda v: window(times, v, tolerance))(values)
+        return jnp.nansum(entry) + jnp.nansum(exit)
+
+    by_values, by_tolerance = jax.jit(jax.grad(total, (0, 1)))(curves, 1.5)
+    assert np.all(np.isfinite(by_values))
+    np.testing.assert_allclose(by_values[0], [0, -0.5, -0.5])  # exit (1.5 − 1)/(2 − 1) after 1
+    np.testing.assert_array_equal(by_values[1], 0)
+    np.testing.assert_allclose(by_values[2], [0.375, 0.125, 0])
+    # Slopes −1/2 of the entries, and 1 and 1/2 of the exits.
+    np.testing.assert_allclose(by_tolerance, -0.5 - 0.5 + 1 + 0.5)
+
+
+def test_window_says_what_is_wrong_with_its_times():
+    with pytest.raises(InputError, match=r"shapes \(3,\) and \(4, 2\); the last axis of values"):
+        window(np.arange(3), np.ones((4, 2)), 1.0)
+    with pytest.raises(InputError, match=r"times\[2\] is not later than the time before it"):
+        window([0.0, 1, 1], np.ones(3), 1.0)
