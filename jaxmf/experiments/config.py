@@ -17,7 +17,7 @@ from ..attention import Attention
 from ..errors import InputError
 from ..flows import RK4, AbstractMethod, Adaptive, Euler, Midpoint
 
-EXPERIMENTS = ("concentration", "laplace", "pretrained", "terminal")
+EXPERIMENTS = ("concentration", "laplace", "pretrained", "terminal", "timescale")
 
 
 class Model(pydantic.BaseModel):

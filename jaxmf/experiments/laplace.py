@@ -24,7 +24,7 @@ from ..fields import ZeroTemperature
 from ..laws import Tokens, Uniform
 from ..measure import Measure
 from ..spectra import assumptions
-from .concentration import build_law, build_measure
+from .approach import build_law, build_measure
 from .config import AttentionConfig, Betas, Count, ExperimentConfig, Law, Positive, TokensConfig
 from .inspect import assumptions_table
 from .regression import Line, fit_line

@@ -37,7 +37,7 @@ from ..fields import SoftmaxAttention
 from ..flows import AbstractMethod, flow
 from ..laws import AbstractLaw
 from ..measure import Measure
-from .concentration import build_law, build_measure
+from .approach import build_law, build_measure
 from .config import Count, ExperimentConfig, Law, Number, Positive, TimeConfig, TokensConfig
 from .runner import CompileClock, Monitor, Result, on_sphere
 
