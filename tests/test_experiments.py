@@ -9,7 +9,6 @@ import time
 from pathlib import Path
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 import pytest
 import xarray as xr
@@ -496,4 +495,4 @@ def test_bad_pretrained_configs(change, message, tmp_path):
 def test_every_shipped_config_is_valid():
     for path in CONFIGS.glob("*.yaml"):
         config = experiments.load(path)
-        assert config.experiment in path.stem or path.stem in config.experiment
+        assert config.experiment in experiments.config.EXPERIMENTS

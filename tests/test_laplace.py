@@ -9,6 +9,7 @@ from oracles import MEAN_RESULTANT, uniform_rule
 from scipy import stats
 
 from jaxmf import InputError, experiments
+from jaxmf.errors import NonFiniteError
 from jaxmf.experiments import laplace
 from jaxmf.experiments.regression import fit_line
 
@@ -118,6 +119,12 @@ def test_bad_configs(change, message, tmp_path, monkeypatch):
     np.save("t.npy", np.eye(3))
     with pytest.raises(InputError, match=message):
         run(small(), *([change] if "9 quad" not in message else [change, "law.kappa=40"]))
+
+
+def test_what_is_not_finite_is_reported():
+    change = "attention.value={diag: [3e38, 1, 1]}", "precision=float32"
+    with pytest.raises(NonFiniteError, match="the discrepancy is not finite at beta = 1;"):
+        run(small(), *change)
 
 
 @pytest.mark.parametrize(("d", "kappa"), MEAN_RESULTANT)

@@ -67,8 +67,8 @@ def build_law(config: Any) -> AbstractLaw:
     return law
 
 
-def build_measure(law: AbstractLaw, config: Any) -> Measure:
-    """The config's tokens, drawn from the law."""
+def build_measure(law: AbstractLaw, config: Any, spectrum: Eigenspaces | None = None) -> Measure:
+    """The config's tokens, drawn from the law; `graded` ones need the spectrum of M = VBᵀ."""
     tokens = config.tokens
     given = config.law.name == "file" and tokens.placement == "quadrature"
     if tokens.count is None and not given:
@@ -76,6 +76,10 @@ def build_measure(law: AbstractLaw, config: Any) -> Measure:
     try:
         if tokens.placement == "quadrature":
             return law.quadrature(tokens.count)
+        if tokens.placement == "graded":
+            if spectrum is None or law.dimension != 2:
+                raise InputError("graded nodes are for concentration on the circle, dimension = 2")
+            return law.quadrature(tokens.count, spectrum.dominant[:, 0])
         return law.sample(jax.random.key(config.seed), tokens.count)
     except InputError as error:
         raise InputError(f"config key tokens: {error}") from None
@@ -101,7 +105,7 @@ def build(config: Any) -> Approach:
             f"{float(spectrum.eigenvalues[0]):g}, so its gap is zero and there is nothing to "
             "concentrate on; choose V and B so that VBᵀ has two distinct eigenvalues"
         )
-    measure = build_measure(law, config)
+    measure = build_measure(law, config, spectrum)
     return Approach(
         config=config,
         law=law,

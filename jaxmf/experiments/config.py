@@ -114,13 +114,14 @@ Law = Annotated[UniformLaw | VonMisesFisherLaw | MixtureLaw | FileLaw, Field(dis
 
 
 class TokensConfig(Model):
-    """How many tokens, and how they are placed: quadrature nodes of the law or samples from it.
+    """How many tokens, and how they are placed: quadrature nodes of the law or samples from it;
+    `graded` nodes, on the circle, crowd where concentration would thin out the others.
 
     The count may be left out for a law given by a file, whose quadrature is the file's tokens.
     """
 
     count: Count | None = None
-    placement: Literal["quadrature", "sample"] = "quadrature"
+    placement: Literal["quadrature", "graded", "sample"] = "quadrature"
 
 
 class AttentionConfig(Model):

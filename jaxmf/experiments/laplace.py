@@ -19,7 +19,7 @@ from scipy import special
 from .. import plot
 from ..attention import Attention
 from ..certificates import discrepancy
-from ..errors import InputError
+from ..errors import InputError, NonFiniteError
 from ..fields import ZeroTemperature
 from ..laws import Tokens, Uniform
 from ..measure import Measure
@@ -125,7 +125,14 @@ def run(prepared: Prepared, monitor: Monitor) -> Result:
             arguments = attention, jnp.asarray(beta, mu.points.dtype), mu, queries
             if measured is None:  # one program for both laws and every β
                 measured = clock(discrepancy, *arguments)
-            dataset[f"discrepancy{name}"][i] = measured(*arguments)
+            found = float(measured(*arguments))
+            if not math.isfinite(found):
+                monitor.keep(result())
+                raise NonFiniteError(
+                    f"the discrepancy is not finite at beta = {beta:g}; smaller weights or "
+                    "precision: float64 may help"
+                )
+            dataset[f"discrepancy{name}"][i] = found
             monitor.advance(f"β = {beta:g}")
         monitor.keep(result())
     return result()

@@ -16,6 +16,10 @@ eigenvalues of V (the mass along a unit vector v is Σ wᵢ⟨v, xᵢ⟩²):
 - *dominant*: settled, with at least `mass` along the conjectured eigenvector;
 - *other*: settled, with at least `mass` along one of the others;
 - *several*: settled, and neither.
+
+A cluster at v with Vv = λv draws its tokens together if they attend to it and λ > 0, or to its
+antipode and λ < 0, and pushes them apart otherwise. So V with eigenvalues of both signs is counted
+apart (`…_mixed_runs`): a V of one sign may leave tokens nothing to settle on.
 """
 
 import time
