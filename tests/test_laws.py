@@ -17,7 +17,18 @@ from oracles import (
 )
 from scipy import special, stats
 
-from jaxmf import InputError, Mixture, Tokens, Uniform, VonMisesFisher
+from jaxmf import (
+    Attention,
+    InputError,
+    Mixture,
+    Tokens,
+    Uniform,
+    VonMisesFisher,
+    ZeroTemperature,
+    flow,
+    spectrum,
+    wasserstein,
+)
 from jaxmf.laws import nodes
 
 KEY = jax.random.key(7)
@@ -278,6 +289,41 @@ def test_rules_of_the_test_suite_agree_with_the_nodes():
 # Given tokens
 
 
+@pytest.mark.parametrize("kappa", [0.5, 8.0])
+def test_graded_nodes_integrate(kappa):
+    axis = np.array([1.0, 2.0])
+    law = VonMisesFisher([0.6, 0.8], kappa)
+    mu = law.quadrature(512, axis)
+    # They leave out e^{−12} about the axis and its equator.
+    np.testing.assert_allclose(
+        mu.weights @ mu.points, MEAN_RESULTANT[2, kappa] * np.array([0.6, 0.8]), atol=1e-5
+    )
+    # Equispaced in log tan of the angle to the axis, on each quarter.
+    e = axis / np.linalg.norm(axis)
+    along, across = mu.points @ e, mu.points @ np.array([-e[1], e[0]])
+    steps = np.diff(np.sort(np.log(np.abs(across / along)).reshape(4, -1)), axis=1)
+    np.testing.assert_allclose(steps, 24 / 128, rtol=1e-6)
+    assert {(bool(a), bool(b)) for a, b in zip(along > 0, across > 0, strict=True)} == {
+        (True, True), (True, False), (False, True), (False, False)
+    }  # fmt: skip
+
+
+def test_graded_nodes_leave_no_gaps_when_they_concentrate():
+    """W₂ at zero temperature in closed form, long after equispaced nodes have left the equator."""
+    gap, t = 0.8, 8.0
+    attention = Attention(np.diag([1 + gap, 1.0]), key_query=np.eye(2))
+    a2 = 1 - mpmath.exp(-2 * gap * t)
+    exact = float(mpmath.sqrt(2 - 4 / mpmath.pi * mpmath.asin(mpmath.sqrt(a2)) / mpmath.sqrt(a2)))
+
+    def error(mu):
+        target = spectrum(attention).project(mu)
+        end = flow(ZeroTemperature(attention), mu, t)
+        return abs(float(wasserstein(end, target).value) / exact - 1)
+
+    graded, equispaced = (Uniform(2).quadrature(1024, axis) for axis in ([1.0, 0.0], None))
+    assert error(graded) < 0.003 < 0.2 < error(equispaced)
+
+
 def test_tokens_are_their_own_quadrature(rng):
     x, w, labels = sphere_points(rng, 9, 4), simplex(rng, 9), np.arange(9)
     law = Tokens(x, w, labels)
@@ -326,6 +372,10 @@ E = np.eye(3)
         (lambda: Tokens(2 * E), "unit vector"),
         (lambda: Tokens(E).quadrature(4), "given tokens, so its quadrature has 3 nodes, not 4"),
         (lambda: Tokens(E).log_density(jnp.asarray(E)), "given tokens has no density"),
+        (lambda: Tokens(E).quadrature(3, E[0]), "given tokens are their own quadrature, which has"),
+        (lambda: Uniform(3).quadrature(8, E[0]), "known for d = 2, not 3"),
+        (lambda: Uniform(2).quadrature(6, [1, 0]), "count is 6; graded nodes need a multiple of"),
+        (lambda: Uniform(2).quadrature(8, [0, 0]), "about two finite numbers, not both zero"),
         (lambda: Uniform(3).quadrature(0), "count is 0; quadrature needs at least one node"),
         (lambda: Uniform(5).quadrature(10), r"on S¹ and S² .* not for d = 5; sample instead"),
         (lambda: VonMisesFisher(np.eye(5)[0], 1.0).quadrature(10), "not for d = 5"),

@@ -168,7 +168,7 @@ def figures(dataset: xr.Dataset) -> dict[str, Any]:
 @plot.styled
 def draw(dataset: xr.Dataset) -> Any:
     """W₂ over time with the tolerance (left); entry and exit against β, with line and bound."""
-    figure, axes = plot.subplots(1, 2, (10, 4.6))
+    figure, axes = plot.subplots(1, 2, (10.0, 4.6))
     left, right = axes[0]
     beta, t = dataset["beta"].values, dataset["time"].values
     tolerance = dataset.attrs["tolerance"]
