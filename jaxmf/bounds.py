@@ -232,7 +232,7 @@ def _tightest(
 
     # Up to where a term changes by e^40 over the table, or before its first positive time.
     late = np.concatenate([np.geomspace(1e-2, 1, 8), np.arange(2.0, 41.0)])
-    early = np.geomspace(1e-2, 40 / first, 24) if c is None else c * last
+    early = np.geomspace(1e-2, 40 / first, 8) if c is None else c * last
     grid = np.array([[best(c1, c) for c in np.atleast_1d(early)] for c1 in late])
     values = np.apply_along_axis(mean, 2, grid)
     around = np.lib.stride_tricks.sliding_window_view(
