@@ -137,7 +137,7 @@ class Fit(NamedTuple):
 
     - `slack`: bound − w2 ≥ 0 at every point, in the shape of the table.
     - `touches`: indices of the points that the bound touches, one a row.
-    - `ratio`: the mean of bound/w2 over the points with w2 > 0, which no other bound has smaller.
+    - `ratio`: the mean of bound/w2 over the points with w2 > 0, which is what was minimised.
     """
 
     bound: ConcentrationBound
@@ -151,8 +151,8 @@ def fit_bound(beta: ArrayLike, t: ArrayLike, w2: ArrayLike, c: float | int | Non
 
     Of all (K₁, C₁, K₂, c) with bound ≥ w2 at every point it minimises the mean of bound/w2. A point
     with w2 = 0 is below every bound and does not enter the mean. Computed on the host, in float64;
-    the constants are then enlarged by rounding units until no point is above the bound as JAX
-    evaluates it.
+    K₁ and K₂ are then enlarged by rounding units until no point is above the bound as JAX evaluates
+    it. The search starts from many rates and is deterministic.
 
     **Arguments:** `beta`, `t`, `w2`, which broadcast against each other (say `beta[:, None]`,
     `t[None, :]` and a table); `c`, the rate if theory gives it (`assumptions(...).rate`).

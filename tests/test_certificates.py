@@ -152,7 +152,7 @@ def test_certificate_is_above_the_exact_distance(rng, case):
     for beta in (1.0, 10.0, 100.0, 1e4):
         found, hot, cold = jax.tree.map(np.asarray, call(run, jnp.array(beta)))
         if spaces.multiplicities[0] == 1:
-            exact = np.asarray(to_axis(mu0.move(jnp.asarray(hot)), target))
+            exact = np.asarray(call(to_axis, mu0.move(jnp.asarray(hot)), target))
         else:
             costs = np.sum((hot[:, :, None] - np.asarray(target.points)) ** 2, axis=-1)
             exact = np.sqrt([ot.emd2(w, w, cost) for cost in costs])
@@ -168,7 +168,7 @@ def test_certificate_is_above_the_exact_distance(rng, case):
         np.testing.assert_allclose(found.upper, sum(parts), atol=1e-9)
         assert found.coupled[0] == 0
         for i in (0, 3):
-            now = discrepancy(attention, beta, mu0.move(jnp.asarray(hot[i])))
+            now = call(discrepancy, attention, jnp.array(beta), mu0.move(jnp.asarray(hot[i])))
             np.testing.assert_allclose(found.discrepancy[i], now, rtol=1e-7)
 
 
@@ -176,7 +176,8 @@ def test_certificate_is_sharp_where_the_coupling_is_optimal():
     """At zero temperature every token goes to the pole of its side, as the optimal plan does."""
     attention = Attention(np.diag([1.8, 1, 1]), np.eye(3))
     nodes = Uniform(3).quadrature(1000)
-    found = certificate(attention, 1e4, nodes, [0.0, 1.0, 2.0], RK4(step=0.1))
+    times = np.arange(3.0)
+    found = jax.jit(lambda beta: certificate(attention, beta, nodes, times, RK4(step=0.1)))(1e4)
     exact = np.sqrt(2 / (1 + np.exp(0.8 * found.times)))
     np.testing.assert_allclose(found.zero_temperature, exact, rtol=2e-3)
     assert np.all(found.upper >= exact - 2e-3) and np.all(found.coupled < 0.1)
@@ -202,7 +203,8 @@ def test_certificate_by_adaptive_steps_and_at_one_time():
     attention = Attention(np.diag([2, 1, 0.5]), np.diag([0.3, 1, 1]))
     nodes = Uniform(3).quadrature(60)
     fine = certificate(attention, 20.0, nodes, [0.0, 2.0], RK4(step=0.02))
-    adaptive = certificate(attention, 20.0, nodes, 2.0, Adaptive(rtol=1e-9, atol=1e-9))
+    method = Adaptive(rtol=1e-9, atol=1e-9)
+    adaptive = jax.jit(lambda beta: certificate(attention, beta, nodes, 2.0, method))(20.0)
     assert adaptive.upper.shape == ()
     for a, b in zip(adaptive, fine, strict=True):
         np.testing.assert_allclose(a, b[1], rtol=1e-6)
