@@ -137,7 +137,7 @@ class Fit(NamedTuple):
 
     - `slack`: bound − w2 ≥ 0 at every point, in the shape of the table.
     - `touches`: indices of the points that the bound touches, one a row.
-    - `ratio`: the mean of bound/w2 over the points with w2 > 0, which no other bound has smaller.
+    - `ratio`: the mean of bound/w2 over the points with w2 > 0, which is what was minimised.
     """
 
     bound: ConcentrationBound
@@ -151,8 +151,8 @@ def fit_bound(beta: ArrayLike, t: ArrayLike, w2: ArrayLike, c: float | int | Non
 
     Of all (K₁, C₁, K₂, c) with bound ≥ w2 at every point it minimises the mean of bound/w2. A point
     with w2 = 0 is below every bound and does not enter the mean. Computed on the host, in float64;
-    the constants are then enlarged by rounding units until no point is above the bound as JAX
-    evaluates it.
+    K₁ and K₂ are then enlarged by rounding units until no point is above the bound as JAX evaluates
+    it. The search starts from many rates and is deterministic.
 
     **Arguments:** `beta`, `t`, `w2`, which broadcast against each other (say `beta[:, None]`,
     `t[None, :]` and a table); `c`, the rate if theory gives it (`assumptions(...).rate`).
@@ -232,7 +232,7 @@ def _tightest(
 
     # Up to where a term changes by e^40 over the table, or before its first positive time.
     late = np.concatenate([np.geomspace(1e-2, 1, 8), np.arange(2.0, 41.0)])
-    early = np.geomspace(1e-2, 40 / first, 24) if c is None else c * last
+    early = np.geomspace(1e-2, 40 / first, 8) if c is None else c * last
     grid = np.array([[best(c1, c) for c in np.atleast_1d(early)] for c1 in late])
     values = np.apply_along_axis(mean, 2, grid)
     around = np.lib.stride_tricks.sliding_window_view(

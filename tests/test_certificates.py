@@ -64,7 +64,7 @@ def test_discrepancy_of_the_uniform_law_is_its_closed_form(rng, d):
     for beta in (0.5, 4.0):
         missing = 1 - np.array([mean_resultant(d, beta * r) for r in length])
         expected = np.sqrt(w @ (missing * speed) ** 2)
-        found = discrepancy(attention, beta, uniform, Measure(x, w))
+        found = call(discrepancy, attention, jnp.array(beta), uniform, Measure(x, w))
         np.testing.assert_allclose(found, expected, rtol=1e-11)
 
 
@@ -99,6 +99,7 @@ def test_discrepancy_is_differentiable_in_beta(rng):
     mu = Measure(sphere_points(rng, 40, 3), simplex(rng, 40))
     queries = Measure(sphere_points(rng, 10, 3), simplex(rng, 10))
 
+    @jax.jit
     def f(beta):
         return discrepancy(attention, beta, mu, queries)
 
@@ -119,27 +120,23 @@ def test_discrepancy_needs_an_invertible_b_and_a_positive_beta():
 
 
 def cases(rng):
-    """Attention and weighted tokens: dim E = 1 and 2, symmetric M or not, even laws or not."""
-    tilted = sphere_points(rng, 80, 3) + [0.7, 0.3, 0]
+    """Attention and weighted tokens: dim E = 1 and 2, symmetric M or not, an even law or not."""
+    tilted = sphere_points(rng, 80, 3) + np.array([0.7, 0.3, 0])
     tilted /= np.linalg.norm(tilted, axis=1, keepdims=True)
     return {
         "nodes": (Attention(np.diag([2, 1, 0.5]), np.diag([0.3, 1, 1])), Uniform(3).quadrature(90)),
-        "weighted": (
-            attention_with(rng, np.array([1.5, 0.5, -1])),
+        "asymmetric": (
+            Attention(rng.normal(size=(3, 3)), invertible(rng, 3)),
             Measure(tilted, simplex(rng, 80)),
         ),
         "plane": (
             attention_with(rng, np.array([2.0, 2, 1, 0.5])),
             Measure(sphere_points(rng, 50, 4), simplex(rng, 50)),
         ),
-        "asymmetric": (
-            Attention(rng.normal(size=(3, 3)), invertible(rng, 3)),
-            Measure(sphere_points(rng, 60, 3), simplex(rng, 60)),
-        ),
     }
 
 
-@pytest.mark.parametrize("case", ["nodes", "weighted", "plane", "asymmetric"])
+@pytest.mark.parametrize("case", ["nodes", "asymmetric", "plane"])
 def test_certificate_is_above_the_exact_distance(rng, case):
     attention, mu0 = cases(rng)[case]
     spaces = spectrum(attention)
@@ -153,9 +150,9 @@ def test_certificate_is_above_the_exact_distance(rng, case):
 
     w = np.asarray(mu0.weights)
     for beta in (1.0, 10.0, 100.0, 1e4):
-        found, hot, cold = jax.tree.map(np.asarray, call(run, beta))
+        found, hot, cold = jax.tree.map(np.asarray, call(run, jnp.array(beta)))
         if spaces.multiplicities[0] == 1:
-            exact = np.asarray(to_axis(mu0.move(jnp.asarray(hot)), target))
+            exact = np.asarray(call(to_axis, mu0.move(jnp.asarray(hot)), target))
         else:
             costs = np.sum((hot[:, :, None] - np.asarray(target.points)) ** 2, axis=-1)
             exact = np.sqrt([ot.emd2(w, w, cost) for cost in costs])
@@ -171,41 +168,43 @@ def test_certificate_is_above_the_exact_distance(rng, case):
         np.testing.assert_allclose(found.upper, sum(parts), atol=1e-9)
         assert found.coupled[0] == 0
         for i in (0, 3):
-            now = discrepancy(attention, beta, mu0.move(jnp.asarray(hot[i])))
+            now = call(discrepancy, attention, jnp.array(beta), mu0.move(jnp.asarray(hot[i])))
             np.testing.assert_allclose(found.discrepancy[i], now, rtol=1e-7)
 
 
 def test_certificate_is_sharp_where_the_coupling_is_optimal():
-    """At zero temperature, from both sides: each token goes to its own pole, and β hardly counts."""
+    """At zero temperature every token goes to the pole of its side, as the optimal plan does."""
     attention = Attention(np.diag([1.8, 1, 1]), np.eye(3))
     nodes = Uniform(3).quadrature(1000)
-    found = certificate(attention, 1e4, nodes, [0.0, 1.0, 2.0], RK4(step=0.1))
+    times = np.arange(3.0)
+    found = jax.jit(lambda beta: certificate(attention, beta, nodes, times, RK4(step=0.1)))(1e4)
     exact = np.sqrt(2 / (1 + np.exp(0.8 * found.times)))
     np.testing.assert_allclose(found.zero_temperature, exact, rtol=2e-3)
     assert np.all(found.upper >= exact - 2e-3) and np.all(found.coupled < 0.1)
 
 
-@pytest.mark.parametrize("beta", [5.0, 200.0])
-def test_certificate_is_differentiable_in_beta(beta):
+def test_certificate_is_differentiable_in_beta():
     attention = Attention(np.diag([2, 1, 0.5]), np.diag([0.3, 1, 1]))
     nodes = Uniform(3).quadrature(60)
 
+    @jax.jit
     def run(beta):
         return certificate(attention, beta, nodes, TIMES, RK4(step=0.1))[1:]
 
-    run = jax.jit(run)
-    slopes = jax.jit(lambda beta: jax.jvp(run, (beta,), (1.0,))[1])(beta)
-    h = 1e-4 * beta
-    for slope, right, left in zip(slopes, run(beta + h), run(beta - h), strict=True):
-        np.testing.assert_allclose(slope, (right - left) / (2 * h), rtol=1e-5, atol=1e-9)
-    assert np.all(np.abs(slopes[0]) > 0) and slopes[1][0] == 0 and np.all(slopes[2] == 0)
+    along = jax.jit(lambda beta: jax.jvp(run, (beta,), (1.0,))[1])
+    for beta in (5.0, 200.0):
+        slopes, h = along(beta), 1e-4 * beta
+        for slope, right, left in zip(slopes, run(beta + h), run(beta - h), strict=True):
+            np.testing.assert_allclose(slope, (right - left) / (2 * h), rtol=1e-5, atol=1e-9)
+        assert np.all(np.abs(slopes[0]) > 0) and slopes[1][0] == 0 and np.all(slopes[2] == 0)
 
 
 def test_certificate_by_adaptive_steps_and_at_one_time():
     attention = Attention(np.diag([2, 1, 0.5]), np.diag([0.3, 1, 1]))
     nodes = Uniform(3).quadrature(60)
     fine = certificate(attention, 20.0, nodes, [0.0, 2.0], RK4(step=0.02))
-    adaptive = certificate(attention, 20.0, nodes, 2.0, Adaptive(rtol=1e-9, atol=1e-9))
+    method = Adaptive(rtol=1e-9, atol=1e-9)
+    adaptive = jax.jit(lambda beta: certificate(attention, beta, nodes, 2.0, method))(20.0)
     assert adaptive.upper.shape == ()
     for a, b in zip(adaptive, fine, strict=True):
         np.testing.assert_allclose(a, b[1], rtol=1e-6)
