@@ -39,7 +39,7 @@ _PUBLIC = {
     "coupling": "transport",
     # what the theorem promises, and what can be certified
     "ConcentrationBound": "bounds",
-    "fit_bound": "bounds",
+    "fit_bound": "fits",
     "zero_temperature_bound": "bounds",
     "inverse_moment": "bounds",
     "discrepancy": "certificates",

@@ -3,10 +3,11 @@
 import jax
 import numpy as np
 from jax import lax
-from jaxtyping import Array
+
+from ._typing import ArrayLike
 
 
-def known(array: Array) -> np.ndarray | None:
+def known(array: ArrayLike) -> np.ndarray | None:
     """The values of an array, also where only a derivative is being taken of it; None under
     `jax.jit`, `jax.vmap` and the like, if the array depends on their arguments.
     """

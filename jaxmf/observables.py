@@ -1,11 +1,11 @@
 """What one looks at in a cloud of tokens."""
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Float, Int
 
 from . import sphere
+from ._tracing import known
 from ._typing import ArrayLike
 from .errors import InputError
 from .measure import Measure
@@ -49,10 +49,9 @@ def window(
             f"times and values have shapes {times.shape} and {values.shape}; the last axis of "
             "values must be that of times"
         )
-    if not isinstance(times, jax.core.Tracer):
-        stalls = np.flatnonzero(np.diff(np.asarray(times)) <= 0)
-        if len(stalls):
-            raise InputError(f"times[{stalls[0] + 1}] is not later than the time before it")
+    stalls = [] if known(times) is None else np.flatnonzero(np.diff(known(times)) <= 0)
+    if len(stalls):
+        raise InputError(f"times[{stalls[0] + 1}] is not later than the time before it")
     inside, outside = values <= tolerance[..., None], values > tolerance[..., None]
     above = jnp.broadcast_to(values - tolerance[..., None], inside.shape)
 

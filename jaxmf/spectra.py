@@ -13,6 +13,7 @@ from jax import lax
 from jaxtyping import Array, Float
 
 from . import sphere
+from ._tracing import known
 from ._typing import ArrayLike
 from .attention import Attention
 from .errors import InputError
@@ -58,14 +59,14 @@ class Eigenspaces(eqx.Module):
         """
         shadow = jnp.matmul(mu.points, self.dominant, precision="highest")
         length = sphere.norm(shadow)
-        if not isinstance(length, jax.core.Tracer):
-            lost = np.argwhere(np.asarray(length) == 0)
-            if len(lost):
-                where = ", ".join(str(i[0]) for i in lost[:5]) + (", …" if len(lost) > 5 else "")
-                raise InputError(
-                    f"{len(lost)} tokens are orthogonal to E, where Π is not defined: indices "
-                    f"{where}; move them, or draw the tokens with another seed or count"
-                )
+        values = known(length)
+        lost = [] if values is None else np.argwhere(values == 0)
+        if len(lost):
+            where = ", ".join(str(i[0]) for i in lost[:5]) + (", …" if len(lost) > 5 else "")
+            raise InputError(
+                f"{len(lost)} tokens are orthogonal to E, where Π is not defined: indices "
+                f"{where}; move them, or draw the tokens with another seed or count"
+            )
         image = jnp.matmul(shadow / length[..., None], self.dominant.T, precision="highest")
         return mu.move(image.astype(mu.points.dtype))
 
@@ -96,25 +97,23 @@ def eigenspaces(
     **Raises:** `InputError` for multiplicities that do not sum to d, or that are not given where
     the matrix is traced.
     """
-    known = lax.stop_gradient(matrix) if isinstance(matrix, jax.core.Tracer) else matrix
+    values = known(matrix)
     dtype = jnp.zeros(()).dtype
-    if isinstance(known, jax.core.Tracer):
+    if values is None:
         if multiplicities is None:
             raise InputError(
                 "the dimensions of the eigenspaces must be known when compiling: under jax.jit or "
                 "jax.vmap give `multiplicities`, those of all eigenvalues from the largest on"
             )
-        values, vectors = jnp.linalg.eigh(_symmetric(known.astype(dtype)))
-        values, vectors = values[::-1], vectors[:, ::-1]
+        values, vectors = jnp.linalg.eigh(_symmetric(lax.stop_gradient(matrix).astype(dtype)))
     else:
-        known = np.asarray(known)
-        if known.dtype not in (np.float32, np.float64):
-            known = known.astype(np.float64)
+        if values.dtype not in (np.float32, np.float64):
+            values = values.astype(np.float64)
         if tolerance is None:
-            tolerance = float(np.finfo(known.dtype).eps) ** (2 / 3)
-        known = known.astype(np.float64)
-        values, vectors = np.linalg.eigh(_symmetric(known))
-        values, vectors = values[::-1], vectors[:, ::-1]
+            tolerance = float(np.finfo(values.dtype).eps) ** (2 / 3)
+        double = values.astype(np.float64)
+        values, vectors = np.linalg.eigh(_symmetric(double))
+    values, vectors = values[::-1], vectors[:, ::-1]
     if multiplicities is None:
         breaks = np.flatnonzero(values[:-1] - values[1:] > tolerance * np.abs(values).max()) + 1
         multiplicities = tuple(np.diff((0, *breaks, len(values))).tolist())
@@ -134,8 +133,8 @@ def eigenspaces(
         asymmetry = sphere.norm((matrix - matrix.T).ravel()) / jnp.where(scale > 0, scale, 1)
     else:
         means = np.add.reduceat(values, first) / multiplicities
-        scale = np.linalg.norm(known)
-        asymmetry = np.linalg.norm(known - known.T) / scale if scale > 0 else 0.0
+        scale = np.linalg.norm(double)
+        asymmetry = np.linalg.norm(double - double.T) / scale if scale > 0 else 0.0
     return Eigenspaces(
         eigenvalues=jnp.asarray(means, dtype),
         vectors=jnp.asarray(vectors, dtype),

@@ -16,8 +16,8 @@ import xarray as xr
 from pydantic import Field
 
 from .. import plot
-from ..bounds import fit_bound
 from ..errors import InputError, NonFiniteError
+from ..fits import fit_bound
 from ..observables import window
 from .approach import Approach, ApproachConfig, Follower, build, coordinates, distances, widest
 from .approach import inspect as inspect
