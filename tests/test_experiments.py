@@ -189,7 +189,11 @@ def test_a_distance_is_never_reported_without_its_ends():
     for name in ("w2", "w2_zero_temperature"):
         lower, value, upper = (data[f"{name}{end}"] for end in ("_lower", "", "_upper"))
         assert np.all(lower < value) and np.all(value < upper) and np.all(lower >= 0.9 * upper)
-    assert 0 < found.summary["w2_widest"] <= 0.1
+    assert 0 < found.summary["w2_widest"] <= 0.1 and found.summary["w2_wider_than_asked"] == 0
+    # A width that no time budget reaches is not reached, and that is said.
+    hurried = run(config | {"distance": {"width": 1e-9, "seconds": 0.01}})
+    assert hurried.summary["w2_wider_than_asked"] == hurried.dataset["w2"].size
+    assert np.all(hurried.dataset["w2_lower"] <= data["w2_upper"])
     np.testing.assert_allclose(
         found.summary["w2_widest"], (1 - data.w2_lower / data.w2_upper).max()
     )
@@ -226,7 +230,7 @@ BAD = {
     "tokens.count: 1.5": "tokens.count must be a valid integer",
     "tokens.count: 0": "tokens.count must be greater than or equal to 1, not 0",
     "tokens: {}": "tokens.count is missing",
-    "tokens.placement: lattice": "tokens.placement must be 'quadrature' or 'sample'",
+    "tokens.placement: lattice": "tokens.placement must be 'quadrature', 'graded' or 'sample'",
     "beta: -1": r"beta\[0\] must be greater than 0, not -1",
     "beta: [10, 0]": r"beta\[1\] must be greater than 0, not 0",
     "beta: []": "beta must have at least 1 item",

@@ -3,6 +3,7 @@
 import re
 from pathlib import Path
 
+import numpy as np
 import pytest
 import yaml
 
@@ -16,16 +17,26 @@ def blocks(language):
     return re.findall(rf"```{language}\n(.*?)```", README, re.DOTALL)
 
 
-def test_the_python_example_runs():
-    (code,) = blocks("python")
-    shown = re.search(r"# W₂ = (\S+), dW₂/dβ = (\S+)\n", code)
+def test_the_python_examples_run():
+    first, distances, optimisation = blocks("python")
+    shown = re.search(r"# W₂ = (\S+), dW₂/dβ = (\S+)\n", first)
     scope = {}
-    exec(code.replace("4096", "512"), scope)  # fewer tokens, for time
+    exec(first.replace("4096", "512"), scope)  # fewer tokens, for time
     assert float(scope["w"]) == pytest.approx(float(shown[1]), abs=0.01)
     # Differences of W₂ in β agree with the derivative the example prints.
     h = 0.01
     slope = (scope["distance"](100 + h) - scope["distance"](100 - h)) / (2 * h)
     assert float(scope["dw"]) == pytest.approx(float(slope), rel=1e-5)
+
+    exec(distances, scope)
+    found = scope["found"]
+    assert found.method == "axis" and found.value.shape == (13,)
+    assert np.all(scope["bound"](100.0, scope["times"]) >= found.upper)
+    # At t = 0 they are one number.
+    assert np.all(scope["certified"].upper >= found.value - 1e-12)
+
+    exec(optimisation.replace("1024", "256").replace("range(30)", "range(20)"), scope)
+    assert max(scope["durations"]) > 2 * scope["durations"][0]
 
 
 def test_the_keys_shown_are_a_valid_config():

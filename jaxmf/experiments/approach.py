@@ -213,10 +213,15 @@ def coordinates(betas: list[float], times: np.ndarray) -> dict[str, Any]:
     }
 
 
-def widest(dataset: Any) -> float:
-    """The largest relative width of the intervals for W₂; zero where all are exact."""
-    widths = 1 - dataset["w2_lower"] / dataset["w2_upper"].where(dataset["w2_upper"] > 0)
-    return float(np.fmax.reduce(widths.values, axis=None, initial=0.0))
+def quality(approach: Approach, dataset: Any, method: str) -> dict[str, Any]:
+    """How W₂ was found, for a summary: the widest interval, and how many are wider than asked."""
+    widths = (1 - dataset["w2_lower"] / dataset["w2_upper"].where(dataset["w2_upper"] > 0)).values
+    return {
+        "w2_method": method,
+        "w2_widest": float(np.fmax.reduce(widths, axis=None, initial=0.0)),
+        "w2_wider_than_asked": int(np.sum(widths > approach.config.distance.width)),
+        "tokens": approach.measure.size,
+    }
 
 
 def inspect(config: ApproachConfig) -> list[Any]:

@@ -14,7 +14,7 @@ import xarray as xr
 from .. import plot
 from ..errors import NonFiniteError
 from ..spectra import Eigenspaces, eigenspaces
-from .approach import Approach, ApproachConfig, Follower, build, coordinates, distances, widest
+from .approach import Approach, ApproachConfig, Follower, build, coordinates, distances, quality
 from .approach import inspect as inspect
 from .runner import CompileClock, Monitor, Result
 
@@ -171,9 +171,7 @@ def _summary(
             name: {"holds": holds, "statement": statement, **numbers}
             for name, holds, statement, numbers in found.findings
         },
-        "w2_method": dataset["w2"].attrs["method"],
-        "w2_widest": widest(dataset),
-        "tokens": prepared.approach.measure.size,
+        **quality(prepared.approach, dataset, dataset["w2"].attrs["method"]),
         "wall_seconds": time.perf_counter() - started,
         **clock.summary(),
     }

@@ -19,7 +19,7 @@ from .. import plot
 from ..errors import InputError, NonFiniteError
 from ..fits import fit_bound
 from ..observables import window
-from .approach import Approach, ApproachConfig, Follower, build, coordinates, distances, widest
+from .approach import Approach, ApproachConfig, Follower, build, coordinates, distances, quality
 from .approach import inspect as inspect
 from .config import Positive
 from .regression import Line, fit_line
@@ -152,9 +152,7 @@ def _summary(
             (np.isnan(dataset["exit_time"]) & np.isfinite(dataset["entry_time"])).sum()
         ),
         **{f"bound_{name}": bound.get(name) for name in names},
-        "w2_method": dataset["w2"].attrs["method"],
-        "w2_widest": widest(dataset),
-        "tokens": approach.measure.size,
+        **quality(approach, dataset, dataset["w2"].attrs["method"]),
         "wall_seconds": time.perf_counter() - started,
         **clock.summary(),
     }
