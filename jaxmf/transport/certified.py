@@ -36,7 +36,8 @@ from .entropic import Clouds
 class Interval(NamedTuple):
     """lower ≤ W₂(μ, ν) ≤ upper, each end certified to rounding.
 
-    - `reached`: whether upper − lower ≤ width·upper; if not, the time ran out, or the ladder did.
+    - `reached`: whether upper − lower ≤ width·upper; if not, the time ran out, or iterations at the
+      smallest ε no longer helped.
     - `potential`: g on the points of ν; with its c-transform, the witness of the lower end.
     - `epsilon`: the ε that g was found at.
     """

@@ -28,7 +28,8 @@ class Distance(eqx.Module):
 
     - `value`: W₂ itself by the exact methods, else the middle of the interval. Derivatives are
       those of the value; the ends have none.
-    - `reached`: whether upper − lower ≤ width·upper; if not, the time budget ended it.
+    - `reached`: whether upper − lower ≤ width·upper, as it always is for the exact methods; if not,
+      the time budget ended it (or, seldom, iterations that no longer helped).
     - `method`: "axis" and "assignment" are exact, both ends equal to the value; "interval" is not.
     """
 
@@ -96,13 +97,14 @@ def _by_interval(mu, nu, cost, width, seconds, tilt):
         jnp.broadcast_to(m.points, (*batch, *m.points.shape[-2:])).reshape(-1, *m.points.shape[-2:])
         for m in (mu, nu)
     )
+    arrays = (mu.points, mu.weights, nu.points, nu.weights)
     count = len(pairs[0])
 
     def one(pair, seconds, start=None):
         at = mu.move(pair[0]), nu.move(pair[1])
         found = interval(*at, cost, width=width, seconds=seconds, start=start, tilt=tilt)
         middle = (found.lower + found.upper) / 2
-        if isinstance(mu.points, jax.core.Tracer) or isinstance(nu.points, jax.core.Tracer):
+        if any(isinstance(array, jax.core.Tracer) for array in arrays):
             # The derivative of W₂² is that of its dual at fixed potentials; its value cancels.
             dual = _dual(*at, found, cost, tilt)
             middle += (dual - lax.stop_gradient(dual)) / (
@@ -110,7 +112,7 @@ def _by_interval(mu, nu, cost, width, seconds, tilt):
             )
         return middle, found
 
-    if any(known(leaf) is None for leaf in (mu.points, mu.weights, nu.points, nu.weights)):
+    if any(known(array) is None for array in arrays):
         value, found = lax.map(lambda pair: one(pair, seconds), pairs)
     else:
         results, start = [], None
