@@ -8,8 +8,9 @@ import pytest
 from oracles import DTYPES, rotation, simplex, sphere_points
 
 from jaxmf import Measure, Uniform, coupling
-from jaxmf.tilt import Streamed
-from jaxmf.transport import assignment, interval
+from jaxmf.tilt import Automatic, Streamed
+from jaxmf.transport import Chordal, Geodesic, assignment, interval
+from jaxmf.transport.certified import Clock, Problem, _finish, _round
 
 
 def exact(mu, nu):
@@ -111,3 +112,51 @@ def test_a_start_close_by_saves_work_and_costs_no_truth(rng):
     again = interval(mu, nu, width=0.05, start=first)
     w = exact(mu, nu)
     assert again.reached and again.lower <= w <= again.upper
+
+
+def explicit(problem, potential, epsilon):
+    """The plan of g, scaled down to its marginals, as a matrix."""
+    x, y, a, b, g = (np.asarray(v) for v in (problem.x, problem.y, problem.a, problem.b, potential))
+    cost = ot.dist(x, y)
+    kernel = b * np.exp((g - cost) / epsilon)
+    plan = a[:, None] * kernel / kernel.sum(1, keepdims=True)
+    return plan * np.minimum(1, b / plan.sum(0)), cost
+
+
+@pytest.mark.parametrize("epsilon", [0.3, 0.02])
+def test_what_a_rounded_plan_moves_and_what_it_lacks(rng, epsilon):
+    x, y, a, b = (
+        sphere_points(rng, 9, 3),
+        sphere_points(rng, 7, 3),
+        simplex(rng, 9),
+        simplex(rng, 7),
+    )
+    nothing = jnp.zeros(())
+    problem = Problem(*map(jnp.asarray, (x, y, a, b)), nothing, Chordal(), Automatic())
+    potential, epsilon = jnp.asarray(rng.normal(size=7) / 10), jnp.asarray(epsilon)
+    plan, cost = explicit(problem, potential, epsilon)
+    moved = _round(problem, potential, epsilon)
+    np.testing.assert_allclose(moved[0], np.sum(plan * cost), rtol=1e-12)
+    np.testing.assert_allclose(moved[1], a - plan.sum(1), atol=1e-14)
+    np.testing.assert_allclose(moved[2], b - plan.sum(0), atol=1e-14)
+    # What is lacking goes by the product plan where time is up, and no dearer where it is not.
+    late = _finish(problem, moved, epsilon, Clock(0.0))
+    rest = np.outer(a - plan.sum(1), b - plan.sum(0)) / (1 - plan.sum())
+    np.testing.assert_allclose(late**2, np.sum((plan + rest) * cost), rtol=1e-12)
+    w2 = exact(Measure(x, a), Measure(y, b)) ** 2
+    least = np.sum(plan * cost) + (1 - plan.sum()) * cost.min()
+    for clock in (Clock(None), Clock(np.inf)):
+        found = _finish(problem, moved, epsilon, clock)
+        assert max(w2, least) <= found**2 <= late**2
+
+
+def test_ends_known_at_once_hold_for_either_cost(rng):
+    """Far apart, where the angle exceeds the chord, and with no time for a single iteration."""
+    x, y = np.array([0.6, 0, 0.8]), np.array([-0.6, 0.1, -0.75])
+    y = y / np.linalg.norm(y)
+    mu, nu = (Measure(np.tile(p, (4, 1)), simplex(rng, 4)) for p in (x, y))
+    chord = np.linalg.norm(x - y)
+    for cost, w in ((Chordal(), chord), (Geodesic(), 2 * np.arcsin(chord / 2))):
+        found = interval(mu, nu, cost, seconds=1e-9)
+        assert found.lower <= w + 1e-12 and w <= found.upper + 1e-12
+    np.testing.assert_allclose(interval(mu, nu, seconds=1e-9).upper, chord, rtol=1e-12)

@@ -190,9 +190,10 @@ def test_a_distance_is_never_reported_without_its_ends():
         lower, value, upper = (data[f"{name}{end}"] for end in ("_lower", "", "_upper"))
         assert np.all(lower < value) and np.all(value < upper) and np.all(lower >= 0.9 * upper)
     assert 0 < found.summary["w2_widest"] <= 0.1 and found.summary["w2_wider_than_asked"] == 0
-    # A width that no time budget reaches is not reached, and that is said.
+    # A width that no time budget reaches is not reached, and that is said. (At the start it may be:
+    # every token is coupled to the nearest point of E, which is optimal and proved so at once.)
     hurried = run(config | {"distance": {"width": 1e-9, "seconds": 0.01}})
-    assert hurried.summary["w2_wider_than_asked"] == hurried.dataset["w2"].size
+    assert 1 <= hurried.summary["w2_wider_than_asked"] <= hurried.dataset["w2"].size
     assert np.all(hurried.dataset["w2_lower"] <= data["w2_upper"])
     np.testing.assert_allclose(
         found.summary["w2_widest"], (1 - data.w2_lower / data.w2_upper).max()

@@ -107,7 +107,7 @@ def _square_angle(cosine: Array) -> Array:
 def _square_angle_jvp(primals, tangents):
     angle = jnp.arccos(jnp.clip(primals[0], -1, 1))
     sine = jnp.sin(angle)
-    # −2θ/sin θ: −2 at θ = 0; at θ = π, which every direction reaches, zero by convention.
-    near = jnp.where(angle < 1, -2.0, 0.0)
-    slope = jnp.where(sine > 1e-6, -2 * angle / jnp.where(sine > 1e-6, sine, 1), near)
+    # −2θ/sin θ, but zero where x = ±y: every direction leads away from y, or reaches −y.
+    apart = sine > 1e-6
+    slope = jnp.where(apart, -2 * angle / jnp.where(apart, sine, 1), 0)
     return angle**2, slope.astype(angle.dtype) * tangents[0]
