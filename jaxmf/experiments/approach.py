@@ -106,6 +106,10 @@ def build(config: Any) -> Approach:
             "concentrate on; choose V and B so that VBᵀ has two distinct eigenvalues"
         )
     measure = build_measure(law, config, spectrum)
+    try:
+        target = spectrum.project(measure)
+    except InputError as error:
+        raise InputError(f"config key tokens: {error}") from None
     return Approach(
         config=config,
         law=law,
@@ -113,7 +117,7 @@ def build(config: Any) -> Approach:
         attention=attention,
         spectrum=spectrum,
         assumptions=assumptions(attention, law),
-        target=spectrum.project(measure),
+        target=target,
         limit=limit,
         method=config.time.build(),
     )
