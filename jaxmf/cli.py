@@ -158,18 +158,19 @@ class ProgressBar:
 
 def show_summary(summary: dict[str, Any]) -> None:
     """The numbers of a summary, a line each; what is a list of runs, side by side."""
+    width = max(20, *map(len, summary))
     for key, value in summary.items():
         if hasattr(value, "tolist"):
             value = value.tolist()
         if isinstance(value, list) and value and isinstance(value[0], dict):
             table = Table(box=None, show_header=False, pad_edge=False)
-            table.add_column(justify="right", min_width=20)
+            table.add_column(justify="right", min_width=width)
             for name in value[0]:
                 table.add_row(name, *(brief(row[name]) for row in value))
             out_console.print(table, highlight=False)
         elif not isinstance(value, dict):
             items = value if isinstance(value, list) else [value]
-            line = f"{key:>20}  {', '.join(brief(item) for item in items)}"
+            line = f"{key:>{width}}  {', '.join(brief(item) for item in items)}"
             out_console.print(line, highlight=False, soft_wrap=True)
 
 
