@@ -5,7 +5,6 @@ zero-temperature limit; after a time of order log β the finite temperature is f
 for the dominant eigenspace of V.
 """
 
-import time
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
@@ -41,11 +40,10 @@ def prepare(config: Config) -> Prepared:
 def run(prepared: Prepared, monitor: Monitor) -> Result:
     """Flow the tokens at every β, and at zero temperature, and watch them at the saved times."""
     approach, config = prepared.approach, prepared.approach.config
-    started = time.perf_counter()
+    clock = CompileClock()
     times = config.time.times()
     betas = list(dict.fromkeys(config.beta))
     dataset = _empty(prepared, betas, times)
-    clock = CompileClock()
 
     def observe(mu):
         return {
@@ -56,7 +54,7 @@ def run(prepared: Prepared, monitor: Monitor) -> Result:
     def result():
         for name in ("w2", "w2_zero_temperature"):
             dataset[name].attrs["method"] = follow.method
-        return Result(dataset, _summary(prepared, dataset, started, clock))
+        return Result(dataset, _summary(prepared, dataset, clock))
 
     monitor.start((1 + len(betas)) * config.time.save)
     follow = Follower(approach, monitor, clock, observe)
@@ -152,9 +150,7 @@ def _empty(prepared: Prepared, betas: list[float], times: np.ndarray) -> xr.Data
     )
 
 
-def _summary(
-    prepared: Prepared, dataset: xr.Dataset, started: float, clock: CompileClock
-) -> dict[str, Any]:
+def _summary(prepared: Prepared, dataset: xr.Dataset, clock: CompileClock) -> dict[str, Any]:
     w2 = dataset["w2"].values
     known = np.any(np.isfinite(w2), axis=1)
     lowest = np.argmin(np.where(np.isfinite(w2), w2, np.inf), axis=1)
@@ -172,7 +168,6 @@ def _summary(
             for name, holds, statement, numbers in found.findings
         },
         **quality(prepared.approach, dataset, dataset["w2"].attrs["method"]),
-        "wall_seconds": time.perf_counter() - started,
         **clock.summary(),
     }
 

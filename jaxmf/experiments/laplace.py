@@ -7,7 +7,6 @@ and falls like 1/β; other smooth laws are measured here beside it.
 """
 
 import math
-import time
 from typing import Annotated, Any, Literal, NamedTuple
 
 import jax.numpy as jnp
@@ -110,13 +109,12 @@ def exact_uniform(attention: Attention, beta: float, queries: Measure) -> float:
 def run(prepared: Prepared, monitor: Monitor) -> Result:
     """D at every β for the config's law and for the uniform one."""
     attention = prepared.attention
-    started = time.perf_counter()
-    dataset = _empty(prepared)
     clock = CompileClock()
+    dataset = _empty(prepared)
     measured: Any = None
 
     def result():
-        return Result(_fitted(dataset), _summary(prepared, dataset, started, clock))
+        return Result(_fitted(dataset), _summary(prepared, dataset, clock))
 
     monitor.start(2 * len(prepared.betas))
     for i, beta in enumerate(prepared.betas):
@@ -186,9 +184,7 @@ def _slope(dataset: xr.Dataset, name: str) -> Line:
         return fit_line(np.log(known["beta"].values), np.log(known.values))
 
 
-def _summary(
-    prepared: Prepared, dataset: xr.Dataset, started: float, clock: CompileClock
-) -> dict[str, Any]:
+def _summary(prepared: Prepared, dataset: xr.Dataset, clock: CompileClock) -> dict[str, Any]:
     line, uniform = (_slope(dataset, f"discrepancy{name}") for name in ("", "_uniform"))
     error = np.abs(dataset["discrepancy_uniform"] / dataset["discrepancy_exact"] - 1).values
     return {
@@ -203,7 +199,6 @@ def _summary(
         "uniform_error": float(np.nanmax(error, initial=0)),
         "tokens": prepared.measures[""].size,
         "queries": prepared.queries[""].size,
-        "wall_seconds": time.perf_counter() - started,
         **clock.summary(),
     }
 

@@ -6,7 +6,6 @@ model break Assumption 1 of arXiv:2605.10931 (B has rank d/heads, M is not symme
 says so, and the run measures what happens all the same.
 """
 
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated, Any, Literal, NamedTuple
@@ -138,13 +137,12 @@ def _journey(
 def run(prepared: Prepared, monitor: Monitor) -> Result:
     """Flow every layer's tokens under its heads, and watch them at the saved times."""
     config, journeys = prepared.config, prepared.journeys
-    started = time.perf_counter()
+    clock = CompileClock()
     times = config.time.times()
     edges = np.linspace(-1, 1, config.bins + 1)
     layers = list(dict.fromkeys(journey.layer for journey in journeys))
     heads = list(dict.fromkeys(journey.head for journey in journeys))
     dataset = _empty(prepared, layers, heads, times, edges)
-    clock = CompileClock()
 
     def observe(mu, spaces):
         return {
@@ -159,7 +157,7 @@ def run(prepared: Prepared, monitor: Monitor) -> Result:
         return prepared.method.advance(field, mu, interval)
 
     def result():
-        return Result(dataset, _summary(prepared, dataset, started, clock))
+        return Result(dataset, _summary(prepared, dataset, clock))
 
     monitor.start(len(journeys) * config.time.save)
     programs: dict[bool, Any] = {}  # one for a single head, one for a sum, whatever the layer
@@ -268,9 +266,7 @@ def _empty(
     return dataset
 
 
-def _summary(
-    prepared: Prepared, dataset: xr.Dataset, started: float, clock: CompileClock
-) -> dict[str, Any]:
+def _summary(prepared: Prepared, dataset: xr.Dataset, clock: CompileClock) -> dict[str, Any]:
     rows = []
     for journey in prepared.journeys:
         here = dataset.sel(layer=journey.layer, head=journey.head)
@@ -300,7 +296,6 @@ def _summary(
         "beta": [row["beta"] for row in rows],
         "tokens": prepared.journeys[0].measure.size,
         "runs": rows,
-        "wall_seconds": time.perf_counter() - started,
         **clock.summary(),
     }
 

@@ -22,7 +22,6 @@ antipode and λ < 0, and pushes them apart otherwise. So V with eigenvalues of b
 apart (`…_mixed_runs`): a V of one sign may leave tokens nothing to settle on.
 """
 
-import time
 from typing import Annotated, Any, Literal, NamedTuple
 
 import jax
@@ -222,11 +221,10 @@ def count_clusters(points: np.ndarray, up_to_sign: bool, reach: float = 0.05) ->
 def run(prepared: Prepared, monitor: Monitor) -> Result:
     """Flow every run's tokens under its own V and B, a chunk of runs at a time."""
     config, mu0 = prepared.config, prepared.measure
-    started = time.perf_counter()
+    clock = CompileClock()
     times = config.time.times()
     dtype = np.asarray(mu0.points).dtype
     dataset = _empty(prepared, times)
-    clock = CompileClock()
     evolve: Any = None
 
     def one(points, v, b, vectors_v, vectors_m):
@@ -250,7 +248,7 @@ def run(prepared: Prepared, monitor: Monitor) -> Result:
         }
 
     def result():
-        return Result(dataset, _summary(prepared, dataset, started, clock))
+        return Result(dataset, _summary(prepared, dataset, clock))
 
     count = len(prepared.draws)
     size = min(config.chunk, count)
@@ -377,9 +375,7 @@ def _empty(prepared: Prepared, times: np.ndarray) -> xr.Dataset:
     )  # fmt: skip
 
 
-def _summary(
-    prepared: Prepared, dataset: xr.Dataset, started: float, clock: CompileClock
-) -> dict[str, Any]:
+def _summary(prepared: Prepared, dataset: xr.Dataset, clock: CompileClock) -> dict[str, Any]:
     config = prepared.config
     summary: dict[str, Any] = {
         "experiment": "terminal",
@@ -407,7 +403,6 @@ def _summary(
         summary[f"{sign}_mixed_dominant"] = int(np.sum(outcome[mixed] == 0))
     return summary | {
         "tokens": prepared.measure.size,
-        "wall_seconds": time.perf_counter() - started,
         **clock.summary(),
     }
 

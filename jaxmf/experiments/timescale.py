@@ -8,7 +8,6 @@ there until rounding breaks it; and tokens should be quadrature nodes, since ind
 their own n^{−1/2} before they see 1/β.
 """
 
-import time
 from typing import Any, Literal
 
 import numpy as np
@@ -49,14 +48,13 @@ def prepare(config: Config) -> Approach:
 def run(approach: Approach, monitor: Monitor) -> Result:
     """Follow the tokens at every β, and see when they enter the window and leave it."""
     config = approach.config
-    started = time.perf_counter()
+    clock = CompileClock()
     times, betas = config.time.times(), sorted(set(config.beta))
     dataset = _empty(approach, betas, times)
-    clock = CompileClock()
 
     def result():
         dataset["w2"].attrs["method"] = follow.method
-        return Result(dataset, _summary(approach, dataset, started, clock))
+        return Result(dataset, _summary(approach, dataset, clock))
 
     monitor.start(len(betas) * config.time.save)
     follow = Follower(approach, monitor, clock)
@@ -131,9 +129,7 @@ def _line(dataset: xr.Dataset, name: str) -> Line:
     return fit_line(np.log(dataset["beta"].values), dataset[name].values)
 
 
-def _summary(
-    approach: Approach, dataset: xr.Dataset, started: float, clock: CompileClock
-) -> dict[str, Any]:
+def _summary(approach: Approach, dataset: xr.Dataset, clock: CompileClock) -> dict[str, Any]:
     exit, entry = _line(dataset, "exit_time"), _line(dataset, "entry_time")
     bound = dataset["bound"].attrs
     names = ("K1", "C1", "K2", "c", "mean_ratio")
@@ -153,7 +149,6 @@ def _summary(
         ),
         **{f"bound_{name}": bound.get(name) for name in names},
         **quality(approach, dataset, dataset["w2"].attrs["method"]),
-        "wall_seconds": time.perf_counter() - started,
         **clock.summary(),
     }
 

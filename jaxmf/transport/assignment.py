@@ -12,6 +12,7 @@ from .axis import root
 from .costs import AbstractCost, Chordal
 
 
+@jax.jit
 def assignment(mu: Measure, nu: Measure, cost: AbstractCost = Chordal()) -> Float[Array, "*batch"]:
     """W₂ for n tokens of equal weight on both sides: min over permutations σ of
     √(Σᵢ c(xᵢ, y_σ(i))/n), in O(n³) time and O(n²) memory; a batch one by one.

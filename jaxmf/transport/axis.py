@@ -1,5 +1,6 @@
 """Exact W₂ to a measure on two antipodal points, which is what Π♯ρ₀ is when dim E = 1."""
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
@@ -10,6 +11,7 @@ from ..measure import Measure
 from .costs import AbstractCost, Chordal
 
 
+@jax.jit
 def to_axis(mu: Measure, nu: Measure, cost: AbstractCost = Chordal()) -> Float[Array, "*batch"]:
     """W₂(μ, ν) for ν = p δ_e + (1 − p) δ_{−e}: exact, in O(n), for any weights.
 

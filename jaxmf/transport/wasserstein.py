@@ -125,6 +125,7 @@ def _by_interval(mu, nu, cost, width, seconds, tilt):
     return Distance(*ends, "interval")
 
 
+@jax.jit
 def _dual(mu, nu, found, cost, tilt):
     """∫f dμ + ∫g dν for the g found and f = −ε log ∫e^{(g(y) − c(·, y))/ε} dν(y)."""
     g, epsilon = found.potential, found.epsilon
