@@ -9,8 +9,8 @@ from oracles import DTYPES, rotation, simplex, sphere_points
 
 from jaxmf import Measure, Uniform, coupling
 from jaxmf.tilt import Automatic, Streamed
-from jaxmf.transport import Chordal, Geodesic, assignment, interval
-from jaxmf.transport.certified import Clock, Problem, _finish, _round
+from jaxmf.transport import Chordal, Geodesic, assignment
+from jaxmf.transport.certified import Clock, Problem, _finish, _round, interval
 
 
 def exact(mu, nu):
