@@ -24,6 +24,8 @@ _PUBLIC = {
     "ZeroTemperature": "fields",
     "HardmaxAttention": "fields",
     "HeadSum": "fields",
+    "Ascent": "fields",
+    "NormalisedAscent": "fields",
     # flows
     "flow": "flows",
     "Euler": "flows",
@@ -44,12 +46,16 @@ _PUBLIC = {
     "inverse_moment": "bounds",
     "discrepancy": "certificates",
     "certificate": "certificates",
+    # energies
+    "energy": "energies",
+    "dissipation": "energies",
+    "energy_curve": "energies",
     # observables
     "window": "observables",
     # real models
     "load_checkpoint": "pretrained",
 }
-_MODULES = ("experiments", "pretrained", "sphere", "tilt", "transport")
+_MODULES = ("experiments", "interaction", "kernels", "pretrained", "sphere", "tilt", "transport")
 
 __version__ = "0.1.0"
 __all__ = [*_PUBLIC, *_MODULES]

@@ -110,7 +110,7 @@ class _SideBySide(AbstractField):
     def split(self, points):
         return tuple(self.mu0.move(half) for half in jnp.split(points, 2))
 
-    def __call__(self, x, mu):
+    def __call__(self, x, mu, labels=None):
         first, second = self.split(mu.points)
         return jnp.concatenate(
             [self.first(first.points, first), self.second(second.points, second)]

@@ -202,7 +202,7 @@ def _velocity(field: AbstractField, mu: Measure, x: Float[Array, "n d"]) -> Floa
     """The field at the tokens themselves, extended to points near the sphere."""
     mu = mu.move(sphere.normalise(x))
     # Matrices of a higher precision than the tokens must not raise that of the tokens.
-    return field(mu.points, mu).astype(x.dtype)
+    return field(mu.points, mu, mu.labels).astype(x.dtype)
 
 
 def _check_intervals(intervals: Any) -> None:

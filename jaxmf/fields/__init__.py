@@ -3,6 +3,8 @@
 A field says what is computed; the tilt it holds says how the sum over tokens is done.
 """
 
+from .ascent import Ascent as Ascent
+from .ascent import NormalisedAscent as NormalisedAscent
 from .base import AbstractField as AbstractField
 from .base import HeadSum as HeadSum
 from .limits import HardmaxAttention as HardmaxAttention

@@ -6,9 +6,8 @@ from collections.abc import Sequence
 import equinox as eqx
 import jax
 import jax.numpy as jnp
-import numpy as np
 from jax import lax
-from jaxtyping import Array, ArrayLike, Float
+from jaxtyping import Array, Float, Shaped
 
 from ..errors import InputError
 from ..measure import Measure
@@ -18,8 +17,15 @@ class AbstractField(eqx.Module):
     """A velocity x ↦ v[μ](x) tangent to the sphere. Time is in the field's own scaling."""
 
     @abc.abstractmethod
-    def __call__(self, x: Float[Array, "*queries d"], mu: Measure) -> Float[Array, "*queries d"]:
-        """v[μ](x) at any number of unit vectors x."""
+    def __call__(
+        self,
+        x: Float[Array, "*queries d"],
+        mu: Measure,
+        labels: Shaped[Array, "..."] | None = None,
+    ) -> Float[Array, "*queries d"]:
+        """v[μ](x, ξ) at any number of unit vectors x, with the label ξ of each (leading axes
+        `*queries`) for fields that look at labels.
+        """
 
 
 class HeadSum(AbstractField):
@@ -38,18 +44,8 @@ class HeadSum(AbstractField):
             raise InputError("heads are fields of different kinds; a sum needs one kind")
         self.heads = jax.tree.map(lambda *leaves: jnp.stack(leaves), *heads)
 
-    def __call__(self, x, mu):
+    def __call__(self, x, mu, labels=None):
         def add(total, head):
-            return total + head(x, mu), None
+            return total + head(x, mu, labels), None
 
         return lax.scan(add, jnp.zeros_like(x), self.heads)[0]
-
-
-def inverse_temperature(beta: ArrayLike) -> Float[Array, ""]:
-    """β as an array leaf, checked where its value is known."""
-    beta = jnp.asarray(beta, dtype=jnp.result_type(float, beta))
-    if beta.ndim:
-        raise InputError(f"beta has shape {beta.shape}; a field takes one β (jax.vmap for more)")
-    if not isinstance(beta, jax.core.Tracer) and not (np.isfinite(beta) and beta > 0):
-        raise InputError(f"beta is {beta}; it must be finite and positive")
-    return beta

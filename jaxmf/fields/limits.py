@@ -35,7 +35,7 @@ class ZeroTemperature(AbstractField):
                 f"of {len(b)}"
             )
 
-    def __call__(self, x, mu=None):
+    def __call__(self, x, mu=None, labels=None):
         direction = sphere.normalise(self.attention.logit(x))
         return sphere.tangent(x, self.attention.output(direction))
 
@@ -53,7 +53,7 @@ class HardmaxAttention(AbstractField):
     tolerance: float | None = eqx.field(static=True, default=None)
     tilt: AbstractTilt = Automatic()
 
-    def __call__(self, x, mu):
+    def __call__(self, x, mu, labels=None):
         tolerance = self.tolerance
         if tolerance is None:
             tolerance = 32 * float(jnp.finfo(x.dtype).eps)

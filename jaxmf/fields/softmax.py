@@ -5,8 +5,9 @@ from jaxtyping import Array, Float
 
 from .. import sphere
 from ..attention import Attention
+from ..temperature import inverse_temperature
 from ..tilt import AbstractTilt, Automatic
-from .base import AbstractField, inverse_temperature
+from .base import AbstractField
 
 
 class SoftmaxAttention(AbstractField):
@@ -23,6 +24,6 @@ class SoftmaxAttention(AbstractField):
     beta: Float[Array, ""] = eqx.field(converter=inverse_temperature)
     tilt: AbstractTilt = Automatic()
 
-    def __call__(self, x, mu):
+    def __call__(self, x, mu, labels=None):
         u = self.beta * self.attention.logit(x)
         return sphere.tangent(x, self.attention.output(self.tilt(u, mu).mean))

@@ -6,8 +6,9 @@ from jaxtyping import Array, Float
 
 from .. import sphere
 from ..attention import Attention
+from ..temperature import inverse_temperature
 from ..tilt import AbstractTilt, Automatic
-from .base import AbstractField, inverse_temperature
+from .base import AbstractField
 
 
 class UnnormalisedAttention(AbstractField):
@@ -23,7 +24,7 @@ class UnnormalisedAttention(AbstractField):
     offset: float = 1.0
     tilt: AbstractTilt = Automatic()
 
-    def __call__(self, x, mu):
+    def __call__(self, x, mu, labels=None):
         log_mass, mean = self.tilt(self.beta * self.attention.logit(x), mu)
         mass = jnp.exp(log_mass - self.beta * self.offset).astype(mean.dtype)
         return sphere.tangent(x, mass[..., None] * self.attention.output(mean))
