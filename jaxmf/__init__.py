@@ -50,6 +50,8 @@ _PUBLIC = {
     "energy": "energies",
     "dissipation": "energies",
     "energy_curve": "energies",
+    "energy_bound": "kernels.bound",
+    "maximise": "maximisers",
     # observables
     "window": "observables",
     # real models

@@ -3,12 +3,13 @@
 import equinox as eqx
 
 from ..kernels import AbstractKernel
+from ..kernels.expansion import expand
 from ..tilt import AbstractTilt
 from ..tilt import Automatic as AutomaticTilt
 from .base import AbstractInteraction
 from .dense import Dense
 from .streamed import Streamed
-from .structured import Structured, expand
+from .structured import Structured, tilts
 
 
 class Automatic(AbstractInteraction):
@@ -26,10 +27,11 @@ class Automatic(AbstractInteraction):
     ) -> tuple[AbstractInteraction, str]:
         """The way of summing for this kernel and these sizes, and the reason in a few words."""
         small = queries * tokens <= self.largest_dense
-        pairs = Dense() if small else Streamed()
+        # Of a few pairs, one sum is faster than several tilts.
+        way = Structured(self.tilt, Dense(), 1) if small else Structured(self.tilt, Streamed())
         monomials = expand(kernel)
-        ways = [m.way for m in monomials]
-        count = sum(m.tilts for m, way in zip(monomials, ways, strict=True) if way == "tilts")
+        ways = [way.way(m) for m in monomials]
+        count = sum(tilts(m) for m in monomials if way.way(m) == "tilts")
         parts = []
         if count:
             parts.append(f"{count} exponential tilt{'s' if count > 1 else ''}")
@@ -42,7 +44,7 @@ class Automatic(AbstractInteraction):
         if "pairs" in ways:
             held = "held at once" if small else "in tiles"
             parts.append(f"{queries * tokens} pairs, {held}")
-        return Structured(self.tilt, pairs), ", ".join(parts)
+        return way, ", ".join(parts)
 
     def sum(self, kernel, queries, tokens, weights):
         way, _ = self.choose(kernel, len(queries.points), len(tokens.points))

@@ -1,11 +1,7 @@
 """Kernels with structure: what the algebra shows of it, and the few exponential tilts it leaves.
 
-Φ is linear in the kernel, so a kernel is expanded into a sum of monomials
-
-    scale · k₁(ξ, ζ)⋯ · g₁(⟨U_ξx, U_ζy⟩)⋯,
-
-label kernels, content kernels and a gauge. A gauge moves into the tokens: with q = U_ξx the
-gradient is U_ξᵀ∇_qΦ (conjugation). Of what is then left,
+Φ is linear in the kernel, so a kernel is summed by its monomials (`kernels.expansion`). A gauge
+moves into the tokens: with q = U_ξx the gradient is U_ξᵀ∇_qΦ (conjugation). Of what is then left,
 
 - exponentials are one tilt at u = βq, and with label kernels of R separable features Σ sᵣfᵣ(ξ)fᵣ(ζ)
   they are one tilt for each, by the weights w(1 + fᵣ) ≥ 0, less the tilt by w;
@@ -16,105 +12,50 @@ gradient is U_ξᵀ∇_qΦ (conjugation). Of what is then left,
 
 from functools import reduce
 from operator import add, mul
-from typing import Any, NamedTuple
 
+import equinox as eqx
 import jax
 import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array, Float
 
-from ..kernels import (
-    AbstractGauge,
-    AbstractKernel,
-    AbstractLabelKernel,
-    Constant,
-    Exponential,
-    FourierToeplitz,
-    Frozen,
-    Linear,
-)
-from ..kernels.algebra import Composed, Gauged, Product, Scaled, Sum
+from ..kernels import AbstractGauge, Constant, Exponential, FourierToeplitz, Frozen, Linear
+from ..kernels.expansion import Monomial, expand
 from ..tilt import AbstractTilt
 from ..tilt.base import log_weight
 from .base import AbstractInteraction, States
 
 
-class Monomial(NamedTuple):
-    """scale · Π labels · Π content, the content seen through a gauge."""
-
-    scale: Any
-    labels: tuple[AbstractLabelKernel, ...] = ()
-    content: tuple[AbstractKernel, ...] = ()
-    gauge: AbstractGauge | None = None
-
-    @property
-    def separable(self) -> bool:
-        return all(isinstance(k, (Constant, FourierToeplitz)) for k in self.labels)
-
-    @property
-    def way(self) -> str:
-        """How it is summed: "tilts", "moments", "frozen" or "pairs"."""
-        kinds = [type(g) for g in self.content]
-        if kinds == [Frozen] and not self.labels:
-            return "frozen"
-        if self.separable and kinds in ([], [Linear]):
-            return "moments"
-        if self.separable and all(kind is Exponential for kind in kinds):
-            return "tilts"
-        return "pairs"
-
-    @property
-    def tilts(self) -> int:
-        """The number of tilts that "tilts" takes."""
-        features = [
-            1 if isinstance(k, Constant) else sum(2 if m else 1 for m in k.modes)
-            for k in self.labels
-        ]
-        count = reduce(mul, features, 1)
-        constant = all(isinstance(k, Constant) or k.modes == (0,) for k in self.labels)
-        return 1 if constant else count + 1
-
-    def kernel(self) -> AbstractKernel:
-        """The monomial as a kernel, without its gauge."""
-        factors = (*self.labels, *self.content)
-        return Scaled(reduce(mul, factors) if factors else Constant(1.0), self.scale)
-
-
-def expand(kernel: AbstractKernel) -> list[Monomial]:
-    """The kernel as a sum of monomials."""
-    match kernel:
-        case Sum(first=first, second=second):
-            return expand(first) + expand(second)
-        case Scaled(kernel=inner, scale=scale):
-            return [m._replace(scale=scale * m.scale) for m in expand(inner)]
-        case Gauged(kernel=inner, by=gauge):
-            return [
-                m._replace(gauge=gauge if m.gauge is None else Composed(m.gauge, gauge))
-                for m in expand(inner)
-            ]
-        case Product(first=first, second=second):
-            return [_times(a, b) for a in expand(first) for b in expand(second)]
-        case AbstractLabelKernel():
-            return [Monomial(1.0, labels=(kernel,))]
-        case _:
-            return [Monomial(1.0, content=(kernel,))]
-
-
-def _times(a: Monomial, b: Monomial) -> Monomial:
-    both = Monomial(a.scale * b.scale, a.labels + b.labels)
-    if not a.content or not b.content or a.gauge is b.gauge:
-        gauge = a.gauge if a.content else b.gauge
-        return both._replace(content=a.content + b.content, gauge=gauge)
-    # Two gauges in one product: no turn of the tokens serves both.
-    seen = [g if m.gauge is None else Gauged(g, m.gauge) for m in (a, b) for g in m.content]
-    return both._replace(content=tuple(seen))
+def tilts(monomial: Monomial) -> int:
+    """The number of tilts that a monomial summed by tilts takes."""
+    modes = [(0,) if isinstance(k, Constant) else k.modes for k in monomial.labels]
+    if all(m == (0,) for m in modes):
+        return 1
+    return 1 + reduce(mul, (sum(2 if m else 1 for m in each) for each in modes))
 
 
 class Structured(AbstractInteraction):
-    """By conjugation, tilts and moments where the kernel allows, by pairs where not."""
+    """By conjugation, tilts and moments where the kernel allows, by pairs where not.
+
+    **Arguments:** `most_tilts`: what would take more of them is summed over pairs.
+    """
 
     tilt: AbstractTilt
     pairs: AbstractInteraction
+    most_tilts: int = eqx.field(static=True, default=32)
+
+    def way(self, monomial: Monomial) -> str:
+        """How a monomial is summed: by "tilts", "moments", as "frozen" tokens, or by "pairs"."""
+        kinds = [type(g) for g in monomial.content]
+        if kinds == [Frozen] and not monomial.labels:
+            return "frozen"
+        if all(isinstance(k, (Constant, FourierToeplitz)) for k in monomial.labels):
+            if kinds in ([], [Linear]):
+                return "moments"
+            exponential = all(kind is Exponential for kind in kinds)
+            if exponential and tilts(monomial) <= self.most_tilts:
+                return "tilts"
+        return "pairs"
 
     def sum(self, kernel, queries, tokens, weights):
         groups: dict[int, tuple[AbstractGauge | None, list[Monomial]]] = {}
@@ -138,11 +79,11 @@ class Structured(AbstractInteraction):
         """Monomials of one gauge, which the tokens have been turned by."""
         parts, rest = [], []
         for monomial in monomials:
-            if monomial.way == "pairs":
+            if self.way(monomial) == "pairs":
                 rest.append(monomial.kernel())
             else:
                 sums = {"tilts": self._tilts, "moments": _moments, "frozen": self._frozen}
-                parts.append(sums[monomial.way](monomial, queries, tokens, weights))
+                parts.append(sums[self.way(monomial)](monomial, queries, tokens, weights))
         if rest:
             parts.append(self.pairs.sum(reduce(add, rest), queries, tokens, weights))
         return jax.tree.map(lambda *each: reduce(add, each), *parts)
@@ -159,7 +100,7 @@ class Structured(AbstractInteraction):
             mass = jnp.exp(log_mass - shift)
             return mass, mass[:, None] * mean
 
-        if monomial.tilts == 1:
+        if tilts(monomial) == 1:
             mass, moment = summed(weights)
             scale = scale * jnp.sum(signs)
         else:
