@@ -52,6 +52,7 @@ _PUBLIC = {
     "energy_curve": "energies",
     "energy_bound": "kernels.bound",
     "maximise": "maximisers",
+    "maximise_graph": "graphs",
     # observables
     "window": "observables",
     # real models

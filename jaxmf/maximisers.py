@@ -265,9 +265,11 @@ class _State(NamedTuple):
     iteration: Array
 
 
-def _polish(energy: _Energy, x, iterations: int = 60):
+def _polish(energy: _Energy, x, iterations: int = 1000):
     """Newton's method in a trust region (Steihaug's conjugate gradients), to rounding."""
-    small = tolerance(energy.scale(x), x.dtype) / 10  # a little below what is asked for
+    scale = energy.scale(x)
+    small = tolerance(scale, x.dtype) / 10  # a little below what is asked for
+    scale = jnp.where(scale > 0, scale, 1)
     noise = 32 * jnp.finfo(x.dtype).eps
 
     def unfinished(state):
@@ -276,7 +278,7 @@ def _polish(energy: _Energy, x, iterations: int = 60):
 
     def step(state):
         x, g = state.x, state.gradient
-        p, gain = _steihaug(energy, x, g, state.radius)
+        p, gain = _steihaug(energy, x, g, state.radius, scale)
         new = sphere.normalise(sphere.exp(x, p))
         value, gradient = energy.value(new), energy.gradient(new)
         # Where the gain drowns in rounding, a smaller gradient is the better sign.
@@ -304,11 +306,11 @@ def _polish(energy: _Energy, x, iterations: int = 60):
     return end.x
 
 
-def _steihaug(energy: _Energy, x, g, radius):
+def _steihaug(energy: _Energy, x, g, radius, scale):
     """The step p that maximises ⟨g, p⟩ + ½⟨Hp, p⟩ within the radius, and what it gains."""
     size = jnp.sqrt(energy.inner(g, g))
     # Superlinear: the smaller the gradient, the better the step.
-    enough = size * jnp.minimum(0.1, jnp.sqrt(size))
+    enough = size * jnp.minimum(0.1, jnp.sqrt(size / scale))
     limit = min(g.size, 200)
 
     def unfinished(carry):
