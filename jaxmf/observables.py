@@ -40,8 +40,12 @@ def conditional_variance(mu: Measure) -> Float[Array, "*batch"]:
     tokens have one, and this is 1 − |∫x dμ|².
     """
     n = mu.size
-    labels = jnp.zeros((n, 1)) if mu.labels is None else mu.labels.reshape(n, -1)
-    _, group = jnp.unique(labels, axis=0, return_inverse=True, size=n)
+    labels = np.zeros((n, 1)) if mu.labels is None else mu.labels.reshape(n, -1)
+    values = known(labels)
+    if values is not None:
+        group = np.unique(values, axis=0, return_inverse=True)[1]
+    else:
+        group = jnp.unique(labels, axis=0, return_inverse=True, size=n)[1]
     group = group.reshape(-1)
 
     def total(values):

@@ -23,7 +23,7 @@ def test_resultant_length_of_two_weighted_points():
 
 
 def test_effective_rank_counts_directions(rng):
-    """k orthogonal directions in equal parts give k; in parts p, e to the power of their entropy."""
+    """k orthogonal directions in equal parts give k; in parts p, Π p^{−p}."""
     q = rotation(rng, 5)
     for k in (1, 2, 5):
         mu = Measure(np.concatenate([q[:k], -q[:k]]))  # a direction has no sign
