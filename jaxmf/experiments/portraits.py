@@ -147,14 +147,20 @@ def draw_length(ax: Any, cases: list[xr.Dataset], colours: list[Any]) -> None:
                 ax, case["time"], case["conditional_variance"].values, "#d0753a",
                 label="conditional variance",
             )  # fmt: skip
+    top = 1.03
     if ax.get_legend_handles_labels()[0]:
-        ax.lines[-1].set_label("conditional variance")
+        top = 1.3  # room for the legend
         handles = [
             plot.handle(color=colours[0], linewidth=2.2, label="resultant length"),
             plot.handle(color="#d0753a", linewidth=2.2, label="conditional variance"),
         ]
-        ax.legend(handles=handles)
-    ax.set(xlabel="time t", ylim=(-0.03, 1.03), title="resultant length |Σ wx|")
+        ax.legend(handles=handles, loc="upper right")
+    ax.set(
+        xlabel="time t",
+        ylim=(-0.03, top),
+        yticks=np.linspace(0, 1, 6),
+        title="resultant length |Σ wx|",
+    )
 
 
 def draw_energy(ax: Any, cases: list[xr.Dataset], colours: list[Any]) -> None:

@@ -9,18 +9,22 @@ import math
 from typing import Annotated, Any, Literal
 
 import equinox as eqx
+import jax
 import jax.numpy as jnp
 import numpy as np
 import xarray as xr
 from jaxtyping import Array, Float
 from pydantic import Field
 
+from .. import plot
 from ..errors import InputError
 from ..kernels import Exponential, FourierToeplitz
+from ..maximisers import maximise
 from ..measure import Measure
 from . import auxiliary, portraits
-from .auxiliary import LabelledConfig, Theory
+from .auxiliary import Case, LabelledConfig, Theory
 from .config import Number, Positive
+from .runner import Monitor, Result
 
 
 class Config(LabelledConfig):
@@ -31,6 +35,9 @@ class Config(LabelledConfig):
         default={1: 1.0}, description="{m: aₘ} of k(τ) = Σ aₘ cos(2πmτ/period)"
     )
     period: Positive = 2 * math.pi
+    search: Annotated[int, Field(ge=0)] = Field(
+        default=64, description="starts of a search for the largest energy, 0 for none"
+    )
 
 
 class GreatCircle(eqx.Module):
@@ -69,12 +76,20 @@ def theory(config: Config, beta: float, mu: Any) -> Theory:
     return Theory(
         kernel=kernel,
         predict=GreatCircle(mode, config.period),
-        energies={"energy_great_circle": great_circle_energy(config, mode, beta, mu)}
-        | searched(config, kernel, mu),
-        kernel_text="k(ξ − ζ) e^{β⟨x,y⟩}/β, k = "
-        + " + ".join(f"{a:g} cos {m}τ" for m, a in config.amplitudes.items()),
+        energies={"energy_great_circle": great_circle_energy(config, mode, beta, mu)},
+        kernel_text=f"k(ξ − ζ) e^{{β⟨x,y⟩}}/β, k = {series(config)}",
         law_text="the great circle nearest to the tokens' strongest mode in the labels",
     )
+
+
+def series(config: Config) -> str:
+    """k in words, in τ = 2π/period times the difference of labels."""
+    terms = []
+    for m, a in sorted(config.amplitudes.items()):
+        size = "" if a == 1 and m else f"{a:g} "
+        wave = "" if m == 0 else "cos τ" if m == 1 else f"cos {m}τ"
+        terms.append((size + wave).strip())
+    return " + ".join(terms).replace("+ -", "− ")
 
 
 def great_circle_energy(config: Config, mode: int, beta: float, mu: Measure) -> float:
@@ -85,17 +100,31 @@ def great_circle_energy(config: Config, mode: int, beta: float, mu: Measure) -> 
     return float(w @ (k * np.exp(beta * np.cos(mode * angle))) @ w / (2 * beta))
 
 
-def searched(config: Config, kernel: Any, mu: Measure) -> dict[str, float]:
-    """{"energy_searched": the best energy of a search of many starts}, as far as there is one."""
-    return {}
-
-
 def prepare(config: Config) -> auxiliary.Prepared:
     """**Raises:** `InputError` for labels or amplitudes that do not fit."""
     return auxiliary.prepare(config, theory)
 
 
-run = auxiliary.run
+def searched(config: Config, case: Case) -> Case:
+    """The case with the best energy of a search of many starts beside the great circle's."""
+    mu, said = case.measure, case.theory
+    found = maximise(
+        said.kernel,
+        mu.labels,
+        config.dimension,
+        key=jax.random.key(config.seed),
+        starts=config.search,
+    )
+    energies = said.energies | {"energy_searched": found.energy}
+    return case._replace(theory=said._replace(energies=energies))
+
+
+def run(prepared: auxiliary.Prepared, monitor: Monitor) -> Result:
+    """Search the maximum at every β, if the config asks; then flow the tokens of every seed."""
+    if prepared.config.search:
+        cases = [searched(prepared.config, case) for case in prepared.cases]
+        prepared = prepared._replace(cases=cases)
+    return auxiliary.run(prepared, monitor)
 
 
 def draw_ends(ax: Any, cases: list[xr.Dataset], colours: list[Any]) -> None:
@@ -105,8 +134,12 @@ def draw_ends(ax: Any, cases: list[xr.Dataset], colours: list[Any]) -> None:
         end = np.sort(case["energy"].values[:, -1].astype(float) / great)
         ax.plot(np.arange(1, len(end) + 1), end, "o-", color=colour, markersize=3.5, linewidth=0.8)
         if "energy_searched" in case:
-            ax.axhline(float(case["energy_searched"]) / great, color=colour, linestyle=":")
+            best = float(case["energy_searched"]) / great
+            ax.axhline(best, color=colour, linestyle=":", linewidth=1.2)
     ax.axhline(1, color="black", linestyle="--", linewidth=1)
+    if "energy_searched" in cases[0]:
+        label = "best of a search"
+        ax.legend(handles=[plot.handle(color="black", linestyle=":", linewidth=1.2, label=label)])
     ax.set(xlabel="seeds, in order of their energy", title="energy at the end / great circle's")
 
 
