@@ -1,0 +1,152 @@
+"""The spectral dichotomy (arXiv:2605.30229): whether tokens collapse under ⟨x, y⟩ k(ξ − ζ).
+
+With labels uniform on a circle and x̂_m the Fourier coefficients of the map ξ ↦ x(ξ),
+
+    E = ½ Σ_{m ∈ Z} k̂_m |x̂_m|²,   Σ |x̂_m|² = 1,
+
+so that E ≤ ½ max_m k̂_m: the largest coefficient decides. Mode 0 is a constant map, collapse;
+mode m ≥ 1 a great circle, gone round m times.
+"""
+
+from collections.abc import Callable
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Float, Shaped
+
+from ._tracing import known
+from ._typing import ArrayLike
+from .errors import InputError
+from .kernels import AbstractLabelKernel, FourierToeplitz, Toeplitz, fourier
+from .measure import Measure
+
+
+class Dichotomy(eqx.Module):
+    """What the spectrum of k says of the maximisers of E = ½∬⟨x, y⟩ k(ξ − ζ) dμ dμ.
+
+    - `energy`: the largest energy, ½ max(0, max_m k̂_m).
+    - `modes`: the modes m ≥ 0 that attain it, those of k and 0; several if they tie, and then mixed
+      states do too. If it is zero, the first mode that k does not have is one of them, and stands
+      for all it does not have.
+    - `mode`: the first of them. `collapses`: whether it is 0, so that a single point is a maximiser
+      (the only ones up to rotation, if nothing ties).
+    - `coefficients`: k̂_m by mode, k̂₀ = a₀ and k̂_m = k̂_{−m} = aₘ/2.
+    """
+
+    energy: Float[Array, ""]
+    coefficients: dict[int, Float[Array, ""]]
+    modes: tuple[int, ...] = eqx.field(static=True)
+    period: float = eqx.field(static=True)
+
+    @property
+    def mode(self) -> int:
+        return self.modes[0]
+
+    @property
+    def collapses(self) -> bool:
+        return self.mode == 0
+
+    @property
+    def verdict(self) -> str:
+        """One sentence for people."""
+        energy = f"energy {float(self.energy):.6g}"
+        circles = [m for m in self.modes if m]
+        around = ", ".join(str(m) for m in circles)
+        winding = f"a great circle of mode {around}"
+        if len(circles) > 1:
+            winding = f"great circles of modes {around}"
+        if not known(self.energy) > 0:
+            also = "a single point and " if self.collapses else ""
+            return f"no coefficient is positive: {also}{winding} have {energy}, the most there is"
+        if not self.collapses:
+            tie = ", which tie" if len(circles) > 1 else ""
+            return f"no collapse: {winding}{tie}, {energy}"
+        if circles:
+            return f"a tie: a single point and {winding} have the same {energy}"
+        return f"collapse: a single point, {energy}"
+
+    def state(
+        self, labels: Float[Array, " n"], d: int, *, mode: int | None = None
+    ) -> Measure:
+        """A predicted maximiser at these labels, in R^d: e₁ for mode 0, and for m ≥ 1
+        (cos mξ, sin mξ, 0, …) with ξ in units of period/2π.
+
+        Its energy is `energy` if the labels are equispaced, more than twice as many as any mode.
+
+        **Arguments:** `mode`, another than the first of `modes`.
+
+        **Raises:** `InputError` for d < 2 or labels that are not numbers (n,).
+        """
+        labels = jnp.asarray(labels)
+        if d < 2:
+            raise InputError(f"d is {d}; tokens need d ≥ 2")
+        if labels.ndim != 1:
+            raise InputError(f"labels have shape {labels.shape}; they must be numbers, (n,)")
+        m = self.mode if mode is None else mode
+        angle = 2 * np.pi * m / self.period * labels.astype(jnp.result_type(float, labels))
+        points = jnp.stack([jnp.cos(angle), jnp.sin(angle)], axis=-1)
+        return Measure(jnp.pad(points, ((0, 0), (0, d - 2))), labels=labels)
+
+
+def dichotomy(
+    k: FourierToeplitz | Toeplitz | Callable, *, modes: int = 32, period: float = 2 * np.pi
+) -> Dichotomy:
+    """Collapse or not under h = ⟨x, y⟩ k(ξ − ζ), for labels uniform on a circle.
+
+    Coefficients that differ by rounding tie.
+
+    **Arguments:** `k`, a Fourier series, or an even function with Fourier coefficients up to
+    `modes` and this `period`.
+
+    **Raises:** `InputError` for a function that is not even or has modes past `modes`, or
+    amplitudes that are not finite or that `jax.jit` traces.
+    """
+    if isinstance(k, Toeplitz):
+        k = k.function
+    if not isinstance(k, FourierToeplitz):
+        k = fourier(k, modes, period)
+    halves = jnp.where(np.asarray(k.modes) > 0, k.amplitudes / 2, k.amplitudes)
+    values = known(halves)
+    if values is None or not np.isfinite(values).all():
+        raise InputError("the amplitudes of k are traced or not finite; the dichotomy needs them")
+    missing = next(m for m in range(1, len(k.modes) + 2) if m not in k.modes)
+    spectrum = {0: 0.0, missing: 0.0} | dict(zip(k.modes, values, strict=True))
+    best = max(spectrum.values())
+    slack = 64 * np.finfo(values.dtype).eps * np.abs(values).max()
+    attained = tuple(sorted(m for m, value in spectrum.items() if value >= best - slack))
+    coefficients = dict(zip(k.modes, halves, strict=True))
+    energy = coefficients.get(attained[0], jnp.zeros((), halves.dtype)) / 2
+    return Dichotomy(energy, coefficients, attained, k.period)
+
+
+def spectral_bound(
+    k: AbstractLabelKernel, labels: Shaped[Array, "n ..."], weights: ArrayLike | None = None
+) -> Float[Array, ""]:
+    """½ λ_max(W^{½}KW^{½}) ≥ E for h = ⟨x, y⟩ k(ξ, ζ): no tokens at these labels have more.
+
+    For K = (k(ξᵢ, ξⱼ)): E = ½ tr(YᵀW^{½}KW^{½}Y) with Y = W^{½}X and |Y|² = Σ wᵢ = 1. Computed to
+    rounding, which is added, so that it is a bound; O(n³) time, O(n²) memory. Differentiable.
+
+    **Arguments:** `weights`, of the labels; uniform if left out.
+
+    **Raises:** `InputError` for weights that do not fit, or a k that is not symmetric.
+    """
+    labels = jnp.asarray(labels)
+    n = len(labels)
+    dtype = jnp.result_type(float, labels)
+    mu = Measure(jnp.broadcast_to(jnp.eye(2, dtype=dtype)[0], (n, 2)), weights, labels)
+    matrix = jax.vmap(jax.vmap(k.factor, (None, 0)), (0, None))(labels, labels)
+    rounding = float(jnp.finfo(matrix.dtype).eps)
+    values = known(matrix)
+    if values is not None:
+        apart = np.abs(values - values.T).max()
+        if not apart <= 1e4 * rounding * np.abs(values).max():
+            raise InputError(
+                f"k is not symmetric: k(ξ, ζ) and k(ζ, ξ) differ by up to {apart:.3g}; an energy "
+                "needs a symmetric kernel"
+            )
+    root = jnp.sqrt(mu.weights).astype(matrix.dtype)
+    spectrum = jnp.linalg.eigvalsh(root[:, None] * matrix * root)
+    return (spectrum[-1] + n * rounding * jnp.max(jnp.abs(spectrum))) / 2
