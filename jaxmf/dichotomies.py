@@ -67,9 +67,7 @@ class Dichotomy(eqx.Module):
             return f"a tie: a single point and {winding} have the same {energy}"
         return f"collapse: a single point, {energy}"
 
-    def state(
-        self, labels: Float[Array, " n"], d: int, *, mode: int | None = None
-    ) -> Measure:
+    def state(self, labels: Float[Array, " n"], d: int, *, mode: int | None = None) -> Measure:
         """A predicted maximiser at these labels, in R^d: e₁ for mode 0, and for m ≥ 1
         (cos mξ, sin mξ, 0, …) with ξ in units of period/2π.
 

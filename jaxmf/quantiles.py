@@ -36,21 +36,12 @@ class InverseCdf(eqx.Module):
     right: Float[Array, " cells"]
 
     def __init__(self, density: Callable, span: tuple[float, float]):
-        f = jax.vmap(density)
+        f = jax.jit(jax.vmap(density))
         edges = jnp.linspace(*span, 2 * _CELLS + 1)
-        even = edges[::2]
         for _ in range(3):  # the mass is seen better each time
-            mass = _masses(f, edges)
-            cdf = lax.cummax(jnp.concatenate([jnp.zeros(1), jnp.cumsum(mass)]))
-            by_mass = jnp.interp(jnp.arange(1, _CELLS + 1) / (_CELLS + 1), cdf / cdf[-1], edges)
-            edges = jnp.sort(lax.stop_gradient(jnp.concatenate([even, by_mass])))
-        mass, ends = _masses(f, edges), f(edges)
-        total = jnp.sum(mass)
-        cdf = lax.cummax(jnp.concatenate([jnp.zeros(1), jnp.cumsum(mass / total)]))
-        self.edges, self.cdf = edges, cdf / cdf[-1]
-        steps, most = jnp.diff(edges), 3 * jnp.diff(self.cdf)
-        self.left = jnp.minimum(ends[:-1] * steps / total, most)
-        self.right = jnp.minimum(ends[1:] * steps / total, most)
+            edges = _refined(edges, _values(f, _nodes(edges)))
+        tables = _tables(edges, _values(f, _nodes(edges)), _values(f, edges))
+        self.edges, self.cdf, self.left, self.right = edges, *tables
 
     def __call__(self, p: Float[Array, "*n"]) -> Float[Array, "*n"]:
         return _invert(self, p)
@@ -81,23 +72,51 @@ def _invert(law, p):
     return law.edges[k] + (law.edges[k + 1] - law.edges[k]) * s
 
 
-def _masses(f, edges):
-    """∫f over each cell by Gauss's rule of five nodes, exact to degree nine."""
-    nodes, weights = np.polynomial.legendre.leggauss(5)
-    steps = jnp.diff(edges)
-    points = edges[:-1, None] + steps[:, None] * (1 + nodes) / 2
-    values = f(points.ravel()).reshape(points.shape)
+_GAUSS = np.polynomial.legendre.leggauss(5)  # exact to degree nine
+
+
+@jax.jit
+def _nodes(edges):
+    return edges[:-1, None] + jnp.diff(edges)[:, None] * (1 + _GAUSS[0]) / 2
+
+
+def _values(f, theta):
+    values = f(theta.ravel()).reshape(theta.shape)
     found = known(values)
     if found is not None:
         bad = ~(np.isfinite(found) & (found >= 0))
         if bad.any():
             i = tuple(np.argwhere(bad)[0])
             raise InputError(
-                f"density is {found[i]:.6g} at {float(points[i]):.6g}; it must be finite and ≥ 0"
+                f"density is {found[i]:.6g} at {float(theta[i]):.6g}; it must be finite and ≥ 0"
             )
         if not found.any():
             raise InputError("density is zero on all of the span; it must have mass somewhere")
-    return steps * (values @ (weights / 2))
+    return values
+
+
+def _running(edges, values):
+    """(F, total): F at the edges, from 0 to 1, and what it was divided by."""
+    sums = jnp.cumsum(jnp.diff(edges) * (values @ (_GAUSS[1] / 2)))
+    sums = lax.cummax(jnp.concatenate([jnp.zeros_like(sums[:1]), sums]))  # sums of floats may fall
+    return sums / sums[-1], sums[-1]
+
+
+@jax.jit
+def _refined(edges, values):
+    """Half of the edges evenly over the span, half evenly over the mass."""
+    even = jnp.linspace(edges[0], edges[-1], _CELLS + 1)
+    ranks = jnp.arange(1, _CELLS + 1) / (_CELLS + 1)
+    by_mass = jnp.interp(ranks, _running(edges, values)[0], edges)
+    return jnp.sort(lax.stop_gradient(jnp.concatenate([even, by_mass])))
+
+
+@jax.jit
+def _tables(edges, values, ends):
+    cdf, total = _running(edges, values)
+    steps, most = jnp.diff(edges), 3 * jnp.diff(cdf)
+    left, right = (jnp.minimum(end * steps / total, most) for end in (ends[:-1], ends[1:]))
+    return cdf, left, right
 
 
 class Steps(eqx.Module):

@@ -17,8 +17,8 @@ from jaxtyping import Array, Float, PRNGKeyArray, Shaped
 from . import sphere
 from ._tracing import known
 from ._typing import ArrayLike
-from .energies import dissipation, energy
 from .errors import InputError
+from .interaction import Automatic
 from .kernels import AbstractGauge, AbstractKernel, Exponential, Householder, Rotation
 from .kernels.labels import as_function
 from .label_laws import AbstractLabelLaw, Atoms, Interval
@@ -264,7 +264,7 @@ def _realise(gauge, u, beta, labels, weights, target, seconds, target_weights=No
     )
     scale = jnp.exp(beta * (1 - offset)).astype(u.dtype)
     bound = scale / (2 * beta).astype(u.dtype)
-    found = energy(kernel, mu)
+    found, dissipated = _climb(kernel, mu)
     return Realisation(
         kernel,
         u,
@@ -273,10 +273,18 @@ def _realise(gauge, u, beta, labels, weights, target, seconds, target_weights=No
             energy=found,
             bound=bound,
             gap=(bound - found) / bound,
-            gradient_norm=jnp.sqrt(dissipation(kernel, mu)) / scale,
+            gradient_norm=jnp.sqrt(dissipated) / scale,
             distance=wasserstein(Measure(points, weights), target, seconds=seconds),
         ),
     )
+
+
+@eqx.filter_jit
+def _climb(kernel, mu):
+    """`mf.energy` and `mf.dissipation`, compiled together."""
+    value, gradient = Automatic()(kernel, mu.points, mu, mu.labels)
+    square = jnp.sum(sphere.tangent(mu.points, gradient) ** 2, axis=-1)
+    return mu.integrate(value) / 2, mu.integrate(square)
 
 
 @eqx.filter_jit
@@ -451,7 +459,7 @@ def _by_sums(density: Callable, span: tuple[float, float], ranks: np.ndarray) ->
     """Quantiles by running sums over a fine grid: another road than that of `InverseCdf`."""
     edges = np.linspace(*span, 2**18 + 1)
     middle = jnp.asarray((edges[1:] + edges[:-1]) / 2)
-    sums = np.cumsum(np.asarray(known(jax.vmap(density)(middle)), np.float64))
+    sums = np.cumsum(np.asarray(known(jax.jit(jax.vmap(density))(middle)), np.float64))
     return np.interp(ranks * sums[-1], np.concatenate([[0], sums]), edges)
 
 
