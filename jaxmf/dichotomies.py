@@ -14,7 +14,7 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Float, Shaped
+from jaxtyping import Array, Float
 
 from ._tracing import known
 from ._typing import ArrayLike
@@ -58,8 +58,9 @@ class Dichotomy(eqx.Module):
         if len(circles) > 1:
             winding = f"great circles of modes {around}"
         if not known(self.energy) > 0:
-            also = "a single point and " if self.collapses else ""
-            return f"no coefficient is positive: {also}{winding} have {energy}, the most there is"
+            states = f"a single point and {winding}" if self.collapses else winding
+            verb = "have" if len(self.modes) > 1 else "has"
+            return f"no coefficient is positive: {states} {verb} {energy}, the most there is"
         if not self.collapses:
             tie = ", which tie" if len(circles) > 1 else ""
             return f"no collapse: {winding}{tie}, {energy}"
@@ -67,7 +68,7 @@ class Dichotomy(eqx.Module):
             return f"a tie: a single point and {winding} have the same {energy}"
         return f"collapse: a single point, {energy}"
 
-    def state(self, labels: Float[Array, " n"], d: int, *, mode: int | None = None) -> Measure:
+    def state(self, labels: ArrayLike, d: int, *, mode: int | None = None) -> Measure:
         """A predicted maximiser at these labels, in R^d: e₁ for mode 0, and for m ≥ 1
         (cos mξ, sin mξ, 0, …) with ξ in units of period/2π.
 
@@ -120,7 +121,7 @@ def dichotomy(
 
 
 def spectral_bound(
-    k: AbstractLabelKernel, labels: Shaped[Array, "n ..."], weights: ArrayLike | None = None
+    k: AbstractLabelKernel, labels: ArrayLike, weights: ArrayLike | None = None
 ) -> Float[Array, ""]:
     """½ λ_max(W^{½}KW^{½}) ≥ E for h = ⟨x, y⟩ k(ξ, ζ): no tokens at these labels have more.
 
