@@ -59,7 +59,7 @@ class Orbit:
             denominators.append(fraction.denominator)
         return 2 * math.pi / float(base) * math.lcm(*denominators)
 
-    def curve(self, angles: Float[Array, "*n"]) -> Float[Array, "*n d"]:
+    def curve(self, angles: Float[Array | np.ndarray, "*n"]) -> Float[Array | np.ndarray, "*n d"]:
         """e^{θG}u, in NumPy for NumPy's angles."""
         np_or_jnp = np if isinstance(angles, np.ndarray) else jnp
         turned = angles[..., None] * self._values

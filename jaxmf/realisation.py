@@ -244,7 +244,7 @@ class OnCircle(eqx.Module):
 
     quantile: Callable
 
-    def __call__(self, p: Float[Array, "*n"]) -> Float[Array, "*n 2"]:
+    def __call__(self, p: ArrayLike) -> Float[Array, "*n 2"]:
         return _circle(self.quantile(p))
 
 
