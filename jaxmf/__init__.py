@@ -61,7 +61,6 @@ _PUBLIC = {
     "Realisation": "realisation",
     # collapse or not, by the spectrum of the labels' kernel
     "dichotomy": "dichotomies",
-    "spectral_bound": "dichotomies",
     # observables
     "window": "observables",
     # real models

@@ -5,13 +5,13 @@ With labels uniform on a circle and x̂_m the Fourier coefficients of the map ξ
     E = ½ Σ_{m ∈ Z} k̂_m |x̂_m|²,   Σ |x̂_m|² = 1,
 
 so that E ≤ ½ max_m k̂_m: the largest coefficient decides. Mode 0 is a constant map, collapse;
-mode m ≥ 1 a great circle, gone round m times.
+mode m ≥ 1 a great circle, gone round m times. For finitely many labels, or a label kernel that is
+not Toeplitz, `mf.energy_bound` has the largest eigenvalue in place of the largest coefficient.
 """
 
 from collections.abc import Callable
 
 import equinox as eqx
-import jax
 import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float
@@ -19,7 +19,7 @@ from jaxtyping import Array, Float
 from ._tracing import known
 from ._typing import ArrayLike
 from .errors import InputError
-from .kernels import AbstractLabelKernel, FourierToeplitz, Toeplitz, fourier
+from .kernels import FourierToeplitz, Toeplitz, fourier
 from .measure import Measure
 
 
@@ -118,34 +118,3 @@ def dichotomy(
     coefficients = dict(zip(k.modes, halves, strict=True))
     energy = coefficients.get(attained[0], jnp.zeros((), halves.dtype)) / 2
     return Dichotomy(energy, coefficients, attained, k.period)
-
-
-def spectral_bound(
-    k: AbstractLabelKernel, labels: ArrayLike, weights: ArrayLike | None = None
-) -> Float[Array, ""]:
-    """½ λ_max(W^{½}KW^{½}) ≥ E for h = ⟨x, y⟩ k(ξ, ζ): no tokens at these labels have more.
-
-    For K = (k(ξᵢ, ξⱼ)): E = ½ tr(YᵀW^{½}KW^{½}Y) with Y = W^{½}X and |Y|² = Σ wᵢ = 1. Computed to
-    rounding, which is added, so that it is a bound; O(n³) time, O(n²) memory. Differentiable.
-
-    **Arguments:** `weights`, of the labels; uniform if left out.
-
-    **Raises:** `InputError` for weights that do not fit, or a k that is not symmetric.
-    """
-    labels = jnp.asarray(labels)
-    n = len(labels)
-    dtype = jnp.result_type(float, labels)
-    mu = Measure(jnp.broadcast_to(jnp.eye(2, dtype=dtype)[0], (n, 2)), weights, labels)
-    matrix = jax.vmap(jax.vmap(k.factor, (None, 0)), (0, None))(labels, labels)
-    rounding = float(jnp.finfo(matrix.dtype).eps)
-    values = known(matrix)
-    if values is not None:
-        apart = np.abs(values - values.T).max()
-        if not apart <= 1e4 * rounding * np.abs(values).max():
-            raise InputError(
-                f"k is not symmetric: k(ξ, ζ) and k(ζ, ξ) differ by up to {apart:.3g}; an energy "
-                "needs a symmetric kernel"
-            )
-    root = jnp.sqrt(mu.weights).astype(matrix.dtype)
-    spectrum = jnp.linalg.eigvalsh(root[:, None] * matrix * root)
-    return (spectrum[-1] + n * rounding * jnp.max(jnp.abs(spectrum))) / 2

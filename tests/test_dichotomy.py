@@ -6,12 +6,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-import scipy.linalg
-from oracles import rotation, simplex, sphere_points
+from oracles import rotation, sphere_points
 
 import jaxmf as mf
 from jaxmf import InputError
-from jaxmf.kernels import Alibi, FourierToeplitz, Linear, Toeplitz
+from jaxmf.kernels import FourierToeplitz, Linear, Toeplitz
 
 CIRCLE = 2 * np.pi * np.arange(32) / 32
 
@@ -162,43 +161,11 @@ def test_float32_states():
     assert mu.points.dtype == jnp.float32
 
 
-# The bound for any labels
-
-
-def test_the_bound_is_the_spectral_radius_and_holds(rng):
-    labels, w = rng.normal(size=12), simplex(rng, 12)
-    k = Toeplitz(lambda tau: jnp.exp(-jnp.abs(tau)) * jnp.cos(3 * tau))
-    matrix = np.exp(-np.abs(labels[:, None] - labels)) * np.cos(3 * (labels[:, None] - labels))
-    bound = float(mf.spectral_bound(k, labels, w))
-    # The generalised problem WKW v = λ W v has the same eigenvalues.
-    truth = scipy.linalg.eigh(w[:, None] * matrix * w, np.diag(w), eigvals_only=True)[-1] / 2
-    assert truth <= bound <= truth * (1 + 1e-12)
-    for _ in range(20):
-        mu = mf.Measure(sphere_points(rng, 12, 3), w, labels)
-        assert float(mf.energy(Linear() * k, mu)) <= bound
-
-
-def test_the_bound_is_attained_on_the_circle():
-    found = mf.dichotomy(FourierToeplitz({0: 0.1, 3: 1.0, 1: 0.4}))
+def test_the_bound_for_finitely_many_labels_is_attained_by_the_predicted_state():
     k = FourierToeplitz({0: 0.1, 3: 1.0, 1: 0.4})
-    assert float(mf.spectral_bound(k, CIRCLE)) == pytest.approx(float(found.energy), rel=1e-12)
-
-
-def test_splitting_a_label_does_not_change_the_bound(rng):
-    labels, w = rng.normal(size=6), simplex(rng, 6)
-    split = np.append(labels, labels[2]), np.append(w, 0.7 * w[2])
-    split[1][2] *= 0.3
-    bounds = [float(mf.spectral_bound(Alibi(0.5), *pair)) for pair in ((labels, w), split)]
-    assert bounds[0] == pytest.approx(bounds[1], rel=1e-12)
-
-
-def test_the_bound_takes_vector_labels_and_single_precision(rng):
-    labels = jnp.asarray(rng.normal(size=(9, 2)), jnp.float32)
-    k = Toeplitz(lambda tau: jnp.exp(-jnp.sum(tau**2)))
-    bound = mf.spectral_bound(k, labels)
-    assert bound.dtype == jnp.float32
-    exact = mf.spectral_bound(k, labels.astype(jnp.float64))
-    assert exact <= bound <= exact * (1 + 1e-5)
+    found = mf.dichotomy(k)
+    bound = mf.energy_bound(Linear() * k, found.state(CIRCLE, 2))
+    assert bound == pytest.approx(float(found.energy), rel=1e-12)
 
 
 @pytest.mark.parametrize(
@@ -209,8 +176,6 @@ def test_the_bound_takes_vector_labels_and_single_precision(rng):
         (lambda: mf.dichotomy(FourierToeplitz({1: jnp.nan})), "traced or not finite"),
         (lambda: mf.dichotomy(jnp.cos).state(CIRCLE, 1), "d is 1"),
         (lambda: mf.dichotomy(jnp.cos).state(np.zeros((3, 2)), 3), r"shape \(3, 2\)"),
-        (lambda: mf.spectral_bound(Toeplitz(jnp.sin), CIRCLE), "not symmetric"),
-        (lambda: mf.spectral_bound(Toeplitz(jnp.cos), CIRCLE, np.ones(3) / 3), "weights have"),
     ],
 )
 def test_what_is_wrong_is_said(make, sentence):

@@ -167,22 +167,6 @@ def test_tokens_are_the_orbit_at_the_phase(rng, case):
     np.testing.assert_allclose(made.tokens(labels), truth, atol=1e-12)
 
 
-def test_moments_of_the_marginal_converge_with_the_order_of_midpoints():
-    """E x₁² = 0.36 E cos² θ = 0.36 (1 + E cos 2θ)/2 and E cos 2θ = ∫(2 + cos)cos/∫2 = 1/4."""
-    errors = []
-    for count in (64, 128):
-        mu = mf.realise_on_orbit(TURN, U, density=bumpy, count=count).maximiser
-        # Not a trigonometric polynomial, for which midpoints are better than their order.
-        value = float(mu.integrate(jnp.exp(mu.points[:, 0])))
-        truth = scipy.integrate.quad(
-            lambda t: np.exp(0.6 * np.cos(t)) * (2 + np.cos(2 * t)) / (4 * np.pi), 0, np.pi
-        )[0]
-        errors.append(value - 2 * truth)
-        square = float(mu.integrate(mu.points[:, 0] ** 2))
-        assert square == pytest.approx(0.36 * (1 + 1 / 4) / 2, abs=1 / count**2)
-    assert abs(errors[1]) < 1e-6 and abs(errors[1]) < abs(errors[0]) / 3
-
-
 def test_the_distance_is_that_of_two_discretisations_and_falls_like_one_over_count():
     """For the uniform law a quarter of an arc 2π/count on a circle of radius 0.6, exactly."""
     found = []
