@@ -32,6 +32,12 @@ OWN = {
     "prefix": {"prompts": {"name": "random", "count": 3, "weights": [2, 1, 1]}},
     "distance_bias": {"labels": {"name": "interval"}, "bias": {"name": "alibi", "slope": 1}},
     "toeplitz": {"labels": {"name": "circle"}, "tokens": {"count": 64}, "search": 0},
+    "orbit_law": {
+        "generator": "z",
+        "u": [0.9, 0, 0.4],
+        "peaks": [{"angle": 1, "kappa": 4, "weight": 2}, {"angle": -1, "kappa": 8}],
+    },
+    "gauge_law": {"size": 0.8, "tokens": {"count": 40}},
 }
 
 
@@ -322,6 +328,47 @@ def test_a_search_finds_more_than_the_great_circle():
     assert 0.408 < best < 0.411210783 and best > 1.02 * iv(1, 2.0) / 4
 
 
+def test_a_law_on_an_orbit_is_where_tokens_end(finished):
+    data = finished["orbit_law"].dataset
+    x = data["tokens_final"].values
+    np.testing.assert_allclose(x[..., 2], 0.4 / np.hypot(0.9, 0.4), atol=1e-6)
+    # Label ξ has the angle of rank ξ, by the density's own integral.
+    theta = np.linspace(0, 2 * np.pi, 100001)
+    density = 2 * np.exp(4 * (np.cos(theta - 1) - 1)) + np.exp(8 * (np.cos(theta + 1) - 1))
+    rank = np.cumsum(density) / np.sum(density)
+    np.testing.assert_allclose(data["label"], (np.arange(32) + 0.5) / 32, rtol=1e-12)
+    expected = np.interp(data["label"], rank, theta)
+    angle = np.arctan2(x[..., 1], x[..., 0]) % (2 * np.pi)
+    np.testing.assert_allclose(angle, np.stack([expected] * 3), atol=1e-3)
+    # ½ e^β/β of the tokens, and e^β/β of the anchor's pull with weight ½.
+    np.testing.assert_allclose(data["energy_bound"], np.e, rtol=1e-10)
+    np.testing.assert_allclose(data["energy"][:, -1], np.e, rtol=1e-8)
+
+
+def test_tokens_end_in_a_drawing(finished):
+    """A heart, flattened by the logarithm at its middle: x = 16 sin³t and so on, over 17."""
+    data = finished["gauge_law"].dataset
+    t = 2 * np.pi * (np.arange(40) + 0.5) / 40
+    x = 16 * np.sin(t) ** 3
+    y = 13 * np.cos(t) - 5 * np.cos(2 * t) - 2 * np.cos(3 * t) - np.cos(4 * t)
+    a = np.radians(25)
+    centre, up = np.array([np.cos(a), 0, np.sin(a)]), np.array([-np.sin(a), 0, np.cos(a)])
+    for seed in data["tokens_final"].values:
+        along = seed @ centre
+        flat = seed - along[:, None] * centre
+        flat *= (np.arccos(along) / np.linalg.norm(flat, axis=1))[:, None]
+        drawn = np.stack([flat[:, 1], flat @ up], 1) / 0.8 * 17
+        np.testing.assert_allclose(drawn, np.stack([x, y], 1), atol=1e-3)
+    assert np.all(data["w2_predicted"] < 1e-5)
+
+
+def test_without_an_anchor_the_start_chooses_the_maximiser():
+    data = run(small("gauge_law", shape="spiral", anchor=0, seeds=2)).dataset
+    np.testing.assert_allclose(data["energy"][:, -1], np.e / 2, rtol=1e-6)
+    assert np.all(data["w2_predicted"] < 1e-3)
+    assert not np.allclose(data["predicted"][0], data["predicted"][1], atol=0.1)
+
+
 # Labels
 
 
@@ -590,6 +637,8 @@ def test_inspect_says_what_the_theory_says(jaxmf):
     assert status == 0
     assert f"{np.e / 2:.8g}" in out and f"{np.exp(2) / 4:.8g}" in out
     assert "1 exponential tilt, in conjugated tokens" in out and "U_ξᵀu" in out
+    _, out, _ = jaxmf(small("gauge_law"), "inspect")
+    assert "the potential of frozen tokens" in out and "Certificate" in out
     _, out, _ = jaxmf(small("toeplitz", tokens={"count": 64}), "inspect")
     assert "0.28257955" in out and "4096 pairs" in out and "k = cos τ" in out
 
@@ -635,6 +684,14 @@ BAD = [
      "config key bias: the distance bias is -"),
     ("distance_bias", "bias={name: table, distances: [1, 0], values: [1, 1]}", "must increase"),
     ("distance_bias", "bias.slope=-1", "config key bias.slope must be greater than 0, not -1"),
+    ("orbit_law", "u=[0, 0, 1]", "config keys generator and u: u is fixed by the generator"),
+    ("orbit_law", "u=[0, 0, 0]", "config key u: it must not be zero"),
+    ("orbit_law", "u=[1, 0]", "config key u has 2 numbers; dimension = 3 needs 3"),
+    ("orbit_law", "generator={diag: [1, 1, 1]}", "config key generator: generator is not skew"),
+    ("orbit_law", "peaks=[]", "config key peaks must have at least 1 item"),
+    ("orbit_law", "anchor=-1", "config key anchor must be greater than or equal to 0"),
+    ("gauge_law", "dimension=4", "config key dimension is 4; shapes are drawn on S²"),
+    ("gauge_law", "shape=cat", "config key shape must be 'heart' or 'spiral'"),
     ("toeplitz", "amplitudes={0: 1}", "config key amplitudes: none but mode 0 is positive"),
     ("toeplitz", "amplitudes={}", "config key amplitudes is empty"),
     ("toeplitz", "amplitudes={-1: 1}", "config key amplitudes"),

@@ -400,6 +400,8 @@ TITLES = {
     "prefix": "Prompts as prefixes: tokens end in as many clusters",
     "distance_bias": "A distance bias does not prevent collapse",
     "toeplitz": "A Toeplitz kernel that changes sign: no collapse",
+    "orbit_law": "A law of one's choice on an orbit",
+    "gauge_law": "A drawing of one's choice",
 }
 
 SPREAD = (

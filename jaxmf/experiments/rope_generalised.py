@@ -30,10 +30,13 @@ def _generator(value: Any) -> Any:
     return value if isinstance(value, str) else check_matrix(value)
 
 
+Generator = Annotated[Any, AfterValidator(_generator)]
+
+
 class RotationConfig(Model):
     """e^{φ(ξ)G} with φ(ξ) = multiple·ξ + amplitude·sin(waves·ξ)."""
 
-    generator: Annotated[Any, AfterValidator(_generator)] = Field(
+    generator: Generator = Field(
         description="a skew matrix, or x, y, z for the rotations about an axis of R³"
     )
     multiple: Number = 0.0
@@ -66,20 +69,26 @@ def axis_generator(name: str) -> np.ndarray:
     return np.cross(np.eye(3)[AXES.index(name)], np.eye(3)).T
 
 
+def build_generator(key: str, given: Any, d: int) -> np.ndarray:
+    """**Raises:** `InputError` for a generator that is not skew, or of another dimension."""
+    if isinstance(given, str) and d != 3:
+        raise InputError(f"{key} is {given}, an axis of R³; dimension = {d} needs a matrix")
+    g = axis_generator(given) if isinstance(given, str) else as_array(given, d)
+    if g.shape != (d, d):
+        raise InputError(f"{key} has shape {g.shape}; it must be {(d, d)} (dimension = {d})")
+    try:
+        Rotation(g)
+    except InputError as error:
+        raise InputError(f"{key}: {error}") from None
+    return g
+
+
 def build_gauge(config: Config) -> AbstractGauge:
     """**Raises:** `InputError` for a generator that is not skew, or of another dimension."""
-    d, factors = config.dimension, []
+    factors = []
     for k, rotation in enumerate(config.rotations):
-        key, given = f"config key rotations[{k}].generator", rotation.generator
-        if isinstance(given, str) and d != 3:
-            raise InputError(f"{key} is {given}, an axis of R³; dimension = {d} needs a matrix")
-        g = axis_generator(given) if isinstance(given, str) else as_array(given, d)
-        if g.shape != (d, d):
-            raise InputError(f"{key} has shape {g.shape}; it must be {(d, d)} (dimension = {d})")
-        try:
-            turn = Rotation(g)
-        except InputError as error:
-            raise InputError(f"{key}: {error}") from None
+        key = f"config key rotations[{k}].generator"
+        turn = Rotation(build_generator(key, rotation.generator, config.dimension))
         factors.append(turn.along(Phase(rotation.multiple, rotation.amplitude, rotation.waves)))
     return reduce(matmul, factors)
 
