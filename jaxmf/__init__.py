@@ -53,6 +53,14 @@ _PUBLIC = {
     "energy_bound": "kernels.bound",
     "maximise": "maximisers",
     "maximise_graph": "graphs",
+    # laws of labels, exact realisation
+    "Interval": "label_laws",
+    "Atoms": "label_laws",
+    "realise_on_orbit": "realisation",
+    "realise_by_gauge": "realisation",
+    "Realisation": "realisation",
+    # collapse or not, by the spectrum of the labels' kernel
+    "dichotomy": "dichotomies",
     # observables
     "window": "observables",
     # real models

@@ -1,8 +1,10 @@
 """What one looks at in a cloud of tokens."""
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Float, Int
+from scipy import sparse
 
 from . import sphere
 from ._tracing import known
@@ -14,6 +16,62 @@ from .measure import Measure
 def resultant_length(mu: Measure) -> Float[Array, "*batch"]:
     """|∫ x dμ| ∈ [0, 1]: one for a single point, zero for a balanced cloud."""
     return sphere.norm(jnp.einsum("n,...nd->...d", mu.weights, mu.points, precision="highest"))
+
+
+def effective_rank(mu: Measure) -> Float[Array, "*batch"]:
+    """exp(−Σ λ log λ) ∈ [1, d] for the eigenvalues λ of ∫ xxᵀ dμ, which sum to one.
+
+    The number of directions that the tokens use: 1 for ±x, k for k orthogonal ones in equal parts.
+    """
+    moment = jnp.einsum(
+        "n,...ni,...nj->...ij", mu.weights, mu.points, mu.points, precision="highest"
+    )
+    values = jnp.linalg.eigvalsh(moment)
+    positive = values > 0
+    values = jnp.where(positive, values, 1)  # 0 log 0 = 0, and rounding may leave less than 0
+    return jnp.exp(-jnp.sum(values * jnp.log(values), axis=-1))
+
+
+def conditional_variance(mu: Measure) -> Float[Array, "*batch"]:
+    """Σ_ξ ρ(ξ)(1 − |m_ξ|²) ∈ [0, 1], m_ξ = E[x | ξ]: how far tokens of one label are apart.
+
+    Zero if the conditional laws are Dirac masses, as those of maximisers may be chosen
+    (arXiv:2605.30229). Labels count as one if they are equal to the last digit; without labels all
+    tokens have one, and this is 1 − |∫x dμ|².
+    """
+    n = mu.size
+    labels = np.zeros((n, 1)) if mu.labels is None else mu.labels.reshape(n, -1)
+    values = known(labels)
+    if values is not None:
+        group = np.unique(values, axis=0, return_inverse=True)[1]
+    else:
+        group = jnp.unique(labels, axis=0, return_inverse=True, size=n)[1]
+    group = group.reshape(-1)
+
+    def total(values):
+        return jax.ops.segment_sum(values, group, n)
+
+    mass = total(mu.weights)
+
+    def one(points):
+        mean = total(mu.weights[:, None] * points) / jnp.where(mass > 0, mass, 1)[:, None]
+        # Σ w|x − m|², which is the same without its cancellation.
+        return jnp.dot(mu.weights, jnp.sum((points - mean[group]) ** 2, -1), precision="highest")
+
+    batch = mu.points.shape[:-2]
+    return jax.vmap(one)(mu.points.reshape(-1, n, mu.dimension)).reshape(batch)
+
+
+def count_clusters(
+    points: Float[np.ndarray, "n d"], up_to_sign: bool = False, reach: float | int = 0.05
+) -> int:
+    """Groups of tokens linked by steps of at most `reach`, x and −x being one if `up_to_sign`.
+
+    In NumPy; O(n²) time and memory.
+    """
+    cosine = points @ points.T
+    close = (np.abs(cosine) if up_to_sign else cosine) >= 1 - reach**2 / 2
+    return int(sparse.csgraph.connected_components(sparse.csr_array(close), directed=False)[0])
 
 
 def cosine_histogram(mu: Measure, edges: Float[Array, " edges"]) -> Float[Array, " edges-1"]:

@@ -226,7 +226,7 @@ BAD = {
     "tokns: {count: 5}": "config key tokns is unknown; did you mean tokens?",
     "tokens.cuont: 5": "config key tokens.cuont is unknown; did you mean count?",
     "law.kappa: 5": "config key law.kappa is unknown",
-    "experiment: concentratoin": "experiment is 'concentratoin'; it must be one of: concentration",
+    "experiment: concentratoin": "experiment is 'concentratoin'; it must be one of: collapse",
     "tokens.count: many": "tokens.count must be a valid integer, not 'many'",
     "tokens.count: 1.5": "tokens.count must be a valid integer",
     "tokens.count: 0": "tokens.count must be greater than or equal to 1, not 0",

@@ -3,10 +3,16 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from hypothesis import given
-from oracles import seeds
+from oracles import rotation, seeds, simplex, sphere_points
 
 from jaxmf import InputError, Measure, window
-from jaxmf.observables import cosine_histogram, resultant_length
+from jaxmf.observables import (
+    conditional_variance,
+    cosine_histogram,
+    count_clusters,
+    effective_rank,
+    resultant_length,
+)
 
 
 def test_resultant_length_of_two_weighted_points():
@@ -14,6 +20,50 @@ def test_resultant_length_of_two_weighted_points():
     points = np.stack([np.eye(3)[:2], np.eye(3)[[0, 0]]])
     mu = Measure(points, [0.3, 0.7])
     np.testing.assert_allclose(resultant_length(mu), [np.sqrt(0.3**2 + 0.7**2), 1], rtol=1e-15)
+
+
+def test_effective_rank_counts_directions(rng):
+    """k orthogonal directions in equal parts give k; in parts p, Π p^{−p}."""
+    q = rotation(rng, 5)
+    for k in (1, 2, 5):
+        mu = Measure(np.concatenate([q[:k], -q[:k]]))  # a direction has no sign
+        np.testing.assert_allclose(effective_rank(mu), k, rtol=1e-12)
+    p = simplex(rng, 5)
+    np.testing.assert_allclose(effective_rank(Measure(q, p)), np.prod(p**-p), rtol=1e-12)
+    batch = Measure(np.stack([q, q[[0] * 5]]), p)
+    np.testing.assert_allclose(effective_rank(batch), [np.prod(p**-p), 1], rtol=1e-12)
+
+
+def test_effective_rank_has_a_derivative_at_collapse():
+    slope = jax.grad(lambda x: effective_rank(Measure(x)))(jnp.asarray(np.eye(3)[[0] * 4]))
+    assert np.all(np.isfinite(slope))
+
+
+def test_conditional_variance_is_the_variance_left_when_labels_are_known(rng):
+    x, w, labels = sphere_points(rng, 3, 40, 3), simplex(rng, 40), rng.integers(0, 5, 40)
+    expected = np.zeros(3)
+    for label in range(5):
+        here = labels == label
+        mean = np.einsum("n,tnd->td", w[here], x[:, here]) / w[here].sum()
+        expected += w[here].sum() * (1 - np.sum(mean**2, axis=1))
+    for named in (labels, np.stack([labels, -labels], 1) / 7):  # labels may be any array
+        found = jax.jit(conditional_variance)(Measure(x, w, named))
+        np.testing.assert_allclose(found, expected, rtol=1e-12)
+    np.testing.assert_allclose(
+        conditional_variance(Measure(x, w)), 1 - resultant_length(Measure(x, w)) ** 2, rtol=1e-12
+    )
+    same = x[0][labels]
+    assert conditional_variance(Measure(same, w, labels)) < 1e-30
+
+
+def test_clusters_are_counted_with_and_without_sign(rng):
+    e = np.eye(3)
+    points = np.concatenate([e[[0]] * 5, -e[[0]] * 3, e[[1]]])
+    points += 1e-3 * rng.normal(size=points.shape)
+    points /= np.linalg.norm(points, axis=1, keepdims=True)
+    assert count_clusters(points) == 3
+    assert count_clusters(points, up_to_sign=True) == 2
+    assert count_clusters(points, reach=1.5) == 1  # e₂ is √2 from both ±e₁
 
 
 def test_cosine_histogram_counts_pairs_of_different_tokens_with_their_weights():

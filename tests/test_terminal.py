@@ -83,15 +83,6 @@ def test_outcomes_of_tokens_at_eigenvectors():
     assert names == ["dominant", "other", "several", "unsettled", "several", "unsettled"]
 
 
-def test_clusters_are_counted_with_and_without_sign(rng):
-    e = np.eye(3)
-    points = np.concatenate([e[[0]] * 5, -e[[0]] * 3, e[[1]]])
-    points += 1e-3 * rng.normal(size=points.shape)
-    points /= np.linalg.norm(points, axis=1, keepdims=True)
-    assert terminal.count_clusters(points, up_to_sign=False) == 3
-    assert terminal.count_clusters(points, up_to_sign=True) == 2
-
-
 # Runs with a known end
 
 

@@ -192,8 +192,7 @@ class Follower:
 
 def distances(approach: Approach, name: str, what: str, shape: dict[str, int]) -> dict[str, Any]:
     """Empty dataset entries for a W₂ and its two ends."""
-    chord = approach.config.distance.cost == "chordal"
-    units = f"{'chord length' if chord else 'angle'} on the unit sphere"
+    units = approach.config.distance.units
     dtype = np.asarray(approach.measure.points).dtype
     return {
         f"{name}{end}": (

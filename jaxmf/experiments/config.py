@@ -5,7 +5,7 @@ import math
 import re
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, get_args
 
 import numpy as np
 import pydantic
@@ -17,7 +17,21 @@ from ..attention import Attention
 from ..errors import InputError
 from ..flows import RK4, AbstractMethod, Adaptive, Euler, Midpoint
 
-EXPERIMENTS = ("concentration", "laplace", "pretrained", "terminal", "timescale")
+EXPERIMENTS = (
+    "collapse",
+    "concentration",
+    "distance_bias",
+    "gauge_law",
+    "laplace",
+    "orbit_law",
+    "prefix",
+    "pretrained",
+    "rope",
+    "rope_generalised",
+    "terminal",
+    "timescale",
+    "toeplitz",
+)
 
 
 class Model(pydantic.BaseModel):
@@ -37,7 +51,8 @@ Positive = Annotated[float, Field(gt=0), AfterValidator(_finite)]
 Count = Annotated[int, Field(ge=1)]
 
 
-def _matrix(value: Any) -> Any:
+def check_matrix(value: Any) -> Any:
+    """A matrix of a config, if it is one: nested lists of numbers, {diag: [...]} or identity."""
     if value == "identity":
         return value
     diagonal = isinstance(value, dict) and list(value) == ["diag"]
@@ -57,7 +72,7 @@ def _matrix(value: Any) -> Any:
     return value
 
 
-Matrix = Annotated[Any, AfterValidator(_matrix)]
+Matrix = Annotated[Any, AfterValidator(check_matrix)]
 
 
 def as_array(matrix: Any, dimension: int) -> np.ndarray:
@@ -220,6 +235,11 @@ class DistanceConfig(Model):
     width: Positive = 0.02
     seconds: Positive = 10.0
 
+    @property
+    def units(self) -> str:
+        """What such a distance is measured in."""
+        return f"{'chord length' if self.cost == 'chordal' else 'angle'} on the unit sphere"
+
 
 def listed(value: Any) -> Any:
     """A single value as a list of one."""
@@ -360,7 +380,7 @@ def _sentence(error: pydantic.ValidationError, model: type[Model]) -> str:
     """The first problem, as one sentence with the key in it."""
     problem = error.errors(include_url=False)[0]
     # Discriminated unions put the tag into the location; a tag is not a key.
-    tags = {"uniform", "von_mises_fisher", "mixture", "file"}
+    tags = _all_tags(model)
     location = [part for part in problem["loc"] if part not in tags]
     key = ""
     for part in location:
@@ -380,21 +400,33 @@ def _sentence(error: pydantic.ValidationError, model: type[Model]) -> str:
         return f"config key {key} must have at least {problem['ctx']['min_length']} item(s)"
     if kind == "model_type":
         return f"config key {key} must hold keys and values, not {given!r}"
-    if kind.startswith("union_tag"):
-        return f"config key {key}.name must be one of: {', '.join(sorted(tags))}"
+    if kind == "union_tag_not_found":
+        return f"config key {key}.name is missing"
+    if kind == "union_tag_invalid":
+        known = sorted(problem["ctx"]["expected_tags"].replace("'", "").split(", "))
+        return f"config key {key}.name must be one of: {', '.join(known)}"
     return f"config key {key} {message[0].lower() + message[1:]}, not {given!r}"
 
 
 def _all_keys(model: type[Model]) -> list[str]:
-    keys: list[str] = []
+    return [key for part in _parts(model) for key in part.model_fields]
+
+
+def _all_tags(model: type[Model]) -> set[str]:
+    """What `name` may be, in the parts of a config that have one."""
+    names = (part.model_fields["name"] for part in _parts(model) if "name" in part.model_fields)
+    return {tag for name in names for tag in get_args(name.annotation)}
+
+
+def _parts(model: type[Model]) -> list[type[Model]]:
+    """The model and all models within it."""
     pending: list[Any] = [model]
-    seen = set()
+    seen: list[type[Model]] = []
     while pending:
         item = pending.pop()
         if isinstance(item, type) and issubclass(item, Model) and item not in seen:
-            seen.add(item)
-            keys += item.model_fields
+            seen.append(item)
             pending += [field.annotation for field in item.model_fields.values()]
         else:
             pending += list(getattr(item, "__args__", ()))
-    return keys
+    return seen

@@ -31,7 +31,7 @@ import xarray as xr
 from pydantic import AfterValidator, Field
 from rich import box
 from rich.table import Table
-from scipy import sparse, stats
+from scipy import stats
 
 from .. import plot, sphere
 from ..attention import Attention
@@ -40,6 +40,7 @@ from ..fields import SoftmaxAttention
 from ..flows import AbstractMethod, flow
 from ..laws import AbstractLaw
 from ..measure import Measure
+from ..observables import count_clusters
 from .approach import build_law, build_measure
 from .config import Count, ExperimentConfig, Law, Number, Positive, TimeConfig, TokensConfig
 from .runner import CompileClock, Monitor, Result, on_sphere
@@ -209,13 +210,6 @@ def classify(
     named = np.take_along_axis(inside, np.asarray(conjectured)[..., None], -1)[..., 0]
     settled = np.asarray(speed) <= fastest  # not so for a speed that is not a number
     return np.select([~settled, named, inside.any(-1)], [3, 0, 1], 2).astype(np.int8)
-
-
-def count_clusters(points: np.ndarray, up_to_sign: bool, reach: float = 0.05) -> int:
-    """Groups of tokens linked by steps of at most `reach`, x and −x being one if `up_to_sign`."""
-    cosine = points @ points.T
-    close = (np.abs(cosine) if up_to_sign else cosine) >= 1 - reach**2 / 2
-    return int(sparse.csgraph.connected_components(sparse.csr_array(close), directed=False)[0])
 
 
 def run(prepared: Prepared, monitor: Monitor) -> Result:

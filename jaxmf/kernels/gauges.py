@@ -116,7 +116,14 @@ class Rotation(AbstractGauge):
     def _matrix(self, xi, x):
         _check_dimension(x, self.generator.shape[-1], "Rotation")
         xi = label_of(xi, self.generator.shape[:-2], "Rotation")
-        return expm(jnp.tensordot(xi, self.generator, xi.ndim, precision="highest"))
+        g = jnp.tensordot(xi, self.generator, xi.ndim, precision="highest")
+        d = g.shape[-1]
+        if d > 3:
+            return expm(g)
+        # Rodrigues' formula, in a fraction of the time that `expm` takes to compile and to run.
+        angle = sphere.norm(g.reshape(-1)) / np.sqrt(2)
+        once, twice = jnp.sinc(angle / np.pi), jnp.sinc(angle / (2 * np.pi)) ** 2 / 2
+        return jnp.eye(d) + once * g + twice * jnp.matmul(g, g, precision="highest")
 
 
 class Along(AbstractGauge):

@@ -36,8 +36,8 @@ from .entropic import Clouds
 class Interval(NamedTuple):
     """lower ≤ W₂(μ, ν) ≤ upper, each end certified to rounding.
 
-    - `reached`: whether upper − lower ≤ width·upper; if not, the time ran out, or iterations at the
-      smallest ε no longer helped.
+    - `reached`: whether upper − lower ≤ width·upper, or both are rounding; if not, the time ran
+      out, or iterations at the smallest ε no longer helped.
     - `potential`: g on the points of ν; with its c-transform, the witness of the lower end.
     - `epsilon`: the ε that g was found at.
     """
@@ -108,6 +108,8 @@ def interval(
 ) -> Interval:
     """Tighten lower ≤ W₂(μ, ν) ≤ upper until they are within `width`·upper, or time is up.
 
+    Below 1e-7 (1e-5 in float32) an upper end is nothing but rounding, and reaches any width.
+
     Any weights and sizes, memory O(n + m). If both have the same weights token by token, their
     `coupling` is an upper end at once; a `start` from a problem close by saves iterations. Time is
     looked at between passes over all pairs, at most ten iterations apart. The ends are computed in
@@ -131,18 +133,20 @@ def interval(
         a, b = a / a.sum(), b / b.sum()
         left_out = np.sum(full**2, axis=1) - np.sum(x**2, axis=1)
         problem = Problem(*map(jnp.asarray, (x, y, a, b, a @ left_out)), cost, tilt)
-        found = _tighten(problem, width, start, Clock(deadline))
+        rounding = max(64 * float(np.finfo(dtype).eps), _ROUNDING)
+        found = _tighten(problem, width, start, Clock(deadline), rounding)
         low, high = np.maximum(found.lower - margin, 0), found.upper + margin
     if dtype != np.float64:
         low = np.nextafter(np.asarray(low, dtype), dtype.type(0))
         high = np.nextafter(np.asarray(high, dtype), dtype.type(np.inf))
-    reached = bool(high - low <= width * high)
+    reached = bool(found.reached) or bool(high - low <= width * high)
     rest = (np.asarray(value, dtype) for value in (found.potential, found.epsilon))
     return Interval(*map(jnp.asarray, (low, high, reached, *rest)))
 
 
 _LARGEST, _SMALLEST = 0.25, 1e-4  # ε; the iterations run in float32, whose logits c/ε need digits
 _LEVELS = 4  # of residual problems; each leaves a few per cent of the mass it is given
+_ROUNDING = 64**0.5 * 2.0**-26  # of W₂, whose square is known to 64 units in float64
 _LOOK = 2**32  # pairs between two looks at the clock
 
 
@@ -158,7 +162,7 @@ class _State(NamedTuple):
     stuck: Bool[Array, ""]
 
 
-def _tighten(problem, width, start, clock):
+def _tighten(problem, width, start, clock, rounding=0.0):
     if start is None:
         epsilon, potential = 2 * _LARGEST, jnp.zeros_like(problem.b)
     else:
@@ -168,7 +172,8 @@ def _tighten(problem, width, start, clock):
     epsilon = jnp.asarray(epsilon, problem.b.dtype)
 
     def apart(state):
-        return state.upper - state.lower > width * state.upper
+        # W₂ = 0 reaches no relative width.
+        return state.upper - state.lower > jnp.maximum(width * state.upper, rounding)
 
     def unfinished(state):
         return apart(state) & ~state.stuck

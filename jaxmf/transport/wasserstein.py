@@ -28,8 +28,9 @@ class Distance(eqx.Module):
 
     - `value`: W₂ itself by the exact methods, else the middle of the interval. Derivatives are
       those of the value; the ends have none.
-    - `reached`: whether upper − lower ≤ width·upper, as it always is for the exact methods; if not,
-      the time budget ended it (or, seldom, iterations that no longer helped).
+    - `reached`: whether upper − lower ≤ width·upper, or both are rounding, as it always is for the
+      exact methods; if not, the time budget ended it (or, seldom, iterations that no longer
+      helped).
     - `method`: "axis" and "assignment" are exact, both ends equal to the value; "interval" is not.
     """
 
