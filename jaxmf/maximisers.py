@@ -29,6 +29,7 @@ from .kernels import AbstractKernel
 from .kernels.bound import energy_bound
 from .kernels.check import check
 from .measure import Measure
+from .observables import conditional_variance
 
 LARGEST_SPECTRUM = 1024  # the Hessian's spectrum is taken whole up to so many tangent directions
 PAIRS_AT_ONCE = 2**17  # starts climb together as far as they have no more pairs than this
@@ -446,15 +447,5 @@ def _maximum(kernel, mu: Measure, end: _End, reached: int, interaction) -> Maxim
         curvature=curvature,
         flat=int(np.sum(np.abs(end.spectrum) <= flat)) if whole else None,
         kind=kind,
-        conditional_variance=_conditional_variance(mu),
+        conditional_variance=float(conditional_variance(mu)),
     )
-
-
-def _conditional_variance(mu: Measure) -> float:
-    """Σ ρ(ξ)(1 − |mean of the tokens of ξ|²), over the different labels."""
-    labels = np.asarray(mu.labels).reshape(mu.size, -1)
-    _, which = np.unique(labels, axis=0, return_inverse=True)
-    w, x = np.asarray(mu.weights, np.float64), np.asarray(mu.points, np.float64)
-    mass = np.bincount(which.ravel(), w)
-    moment = np.stack([np.bincount(which.ravel(), w * column) for column in x.T], axis=1)
-    return float(np.sum(mass - np.sum(moment**2, axis=1) / mass))

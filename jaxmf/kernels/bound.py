@@ -18,7 +18,7 @@ import numpy as np
 from scipy.sparse.linalg import eigsh
 
 from ..measure import Measure
-from .algebra import AbstractContentKernel, AbstractKernel
+from .algebra import AbstractContentKernel, AbstractKernel, Gauged
 from .content import Exponential, Linear, Polynomial
 from .expansion import Monomial, expand
 
@@ -44,8 +44,7 @@ def _bound(monomial: Monomial, mu: Measure) -> float | None:
     least = -top if any(end[2] < 0 for end in ends) else math.prod(end[2] for end in ends)
     scale = float(monomial.scale)
     if not monomial.labels:
-        one = scale * (constant + top - constant) if scale > 0 else scale * constant
-        return min(one, max(scale * top, scale * least)) / 2
+        return scale * (top if scale > 0 else max(constant, least)) / 2
     if mu.size > LARGEST:
         return None
     w = np.asarray(mu.weights, np.float64)
@@ -60,6 +59,8 @@ def _bound(monomial: Monomial, mu: Measure) -> float | None:
 
 def _ends(g: AbstractKernel) -> tuple[float, float, float] | None:
     """(g(1), g(0), a lower bound of g on [−1, 1]) if g is a power series with cₚ ≥ 0, else None."""
+    while isinstance(g, Gauged):  # unit vectors stay unit vectors
+        g = g.kernel
     if not isinstance(g, (Exponential, Linear)) and not (
         isinstance(g, Polynomial) and float(g.constant) >= 0
     ):
