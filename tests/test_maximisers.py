@@ -111,14 +111,16 @@ def test_the_hessian_is_that_of_finite_differences(rng):
     assert size == 10
 
 
-def test_one_state_seen_through_symmetries_is_one(rng):
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+def test_one_state_seen_through_symmetries_is_one(rng, dtype):
     kernel = COSINE * kernels.Exponential(3.0)
     labels = CIRCLE[::4]
     top = mf.maximise(kernel, labels, 3, key=KEY, starts=8).best
     x = np.asarray(top.points)
     seen = [x, x @ rotation(rng, 3), np.roll(x, 5, axis=0), x[::-1]]  # ξ ↦ ξ + c, ξ ↦ c − ξ
-    found = report(kernel, top.measure, jnp.asarray(np.stack(seen))).found
-    assert [m.reached for m in found] == [4]
+    mu = mf.Measure(x.astype(dtype), labels=labels.astype(dtype))
+    found = report(kernel, mu, jnp.asarray(np.stack(seen), dtype)).found
+    assert [(m.reached, m.kind) for m in found] == [(4, "maximum")]
 
 
 def test_several_tokens_a_label_become_one():

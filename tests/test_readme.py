@@ -18,7 +18,7 @@ def blocks(language):
 
 
 def test_the_python_examples_run():
-    first, distances, optimisation = blocks("python")
+    first, distances, optimisation, auxiliary = blocks("python")
     shown = re.search(r"# W₂ = (\S+), dW₂/dβ = (\S+)\n", first)
     scope = {}
     exec(first.replace("4096", "512"), scope)  # fewer tokens, for time
@@ -37,6 +37,14 @@ def test_the_python_examples_run():
 
     exec(optimisation.replace("1024", "256").replace("range(30)", "range(20)"), scope)
     assert max(scope["durations"]) > 2 * scope["durations"][0]
+
+    exec(auxiliary, scope)
+    assert scope["curve"].largest_drop < 1e-14
+    assert float(scope["curve"].energy[-1]) == pytest.approx(1.8473, abs=1e-4)
+    assert scope["best"].energy == pytest.approx(0.411211, abs=1e-6)
+    assert scope["best"].reached == 16 and scope["best"].curvature < 1e-10
+    assert abs(scope["made"].certificate.gap) < 1e-14
+    assert float(scope["made"].certificate.distance.upper) == pytest.approx(0.001, abs=1e-4)
 
 
 def test_the_keys_shown_are_a_valid_config():
