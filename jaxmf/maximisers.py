@@ -181,6 +181,8 @@ def report(
 
 def _tokens(labels, dimension, weights, per_label) -> Measure:
     """The tokens of a search, `per_label` of each label side by side, at no place yet."""
+    if labels is None:
+        raise InputError("labels is None; give n labels (any n numbers for a kernel without)")
     labels = jnp.asarray(labels)
     if labels.ndim == 0 or not len(labels):
         raise InputError(f"labels have shape {labels.shape}; their first axis must be the n labels")
